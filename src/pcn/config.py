@@ -1,0 +1,206 @@
+"""What a person asks for: rank rules, how many outputs to keep, per-layer rules, and the whole configuration."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+from pcn.errors import ConfigError, suggest
+
+Order = Literal["truncate_first", "project_first", "kept_block"]
+ORDERS: tuple[Order, ...] = ("truncate_first", "project_first", "kept_block")
+
+
+class SpectrumLike(Protocol):
+    """What a rank rule may ask of a layer's input; see :class:`pcn.statistics.Spectrum`."""
+
+    @property
+    def width(self) -> int: ...
+    def count_above(self, variance: float) -> int: ...
+    def count_explaining(self, share: float) -> int: ...
+
+
+@runtime_checkable
+class RankRule(Protocol):
+    """Anything that turns the spectrum of a layer's input into a rank."""
+
+    def rank(self, spectrum: SpectrumLike) -> int: ...
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Keep the directions whose variance is strictly greater than ``variance``: the paper's tau."""
+
+    variance: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.variance) and self.variance >= 0):
+            raise ConfigError(f"Threshold({self.variance!r}): the variance must be finite and at least 0")
+
+    def rank(self, spectrum: SpectrumLike) -> int:
+        return spectrum.count_above(self.variance)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Keep exactly ``count`` directions (per group, for a grouped convolution)."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
+            raise ConfigError(f"Fixed({self.count!r}): the rank must be a whole number of at least 1")
+
+    def rank(self, spectrum: SpectrumLike) -> int:
+        return self.count
+
+
+@dataclass(frozen=True)
+class Fraction:
+    """Keep this fraction of the width, rounded to the nearest whole number, at least 1."""
+
+    fraction: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"Fraction({self.fraction!r}): the fraction must lie in (0, 1]")
+
+    def rank(self, spectrum: SpectrumLike) -> int:
+        return max(1, round(self.fraction * spectrum.width))
+
+
+@dataclass(frozen=True)
+class ExplainedVariance:
+    """Keep the fewest directions that together hold this share of the variance."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"ExplainedVariance({self.share!r}): the share must lie in (0, 1]")
+
+    def rank(self, spectrum: SpectrumLike) -> int:
+        return spectrum.count_explaining(self.share)
+
+
+@dataclass(frozen=True)
+class L1Threshold:
+    """Keep the output channels whose score, the mean L1 row norm in the readers' bases, is greater than ``norm``."""
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.norm) and self.norm >= 0):
+            raise ConfigError(f"L1Threshold({self.norm!r}): the norm must be finite and at least 0")
+
+
+Rank = RankRule | int | float
+KeepOutputs = int | float | L1Threshold
+
+
+def as_rank_rule(rank: Rank) -> RankRule:
+    """Turn 50 into ``Fixed(50)`` and 0.5 into ``Fraction(0.5)``; rules pass through."""
+    if isinstance(rank, bool) or not isinstance(rank, int | float | RankRule):
+        raise ConfigError(f"rank={rank!r}: give a whole number, a fraction of the width or a rank rule")
+    if isinstance(rank, int):
+        return Fixed(rank)
+    if isinstance(rank, float):
+        return Fraction(rank)
+    return rank
+
+
+def check_keep_outputs(keep: KeepOutputs) -> KeepOutputs:
+    """Raise unless ``keep`` is a positive count, a fraction in (0, 1] or an :class:`L1Threshold`."""
+    is_count = isinstance(keep, int) and not isinstance(keep, bool) and keep >= 1
+    is_fraction = isinstance(keep, float) and 0 < keep <= 1
+    if not (is_count or is_fraction or isinstance(keep, L1Threshold)):
+        raise ConfigError(
+            f"keep_outputs={keep!r}: give a number of channels, a fraction of them in (0, 1] or an L1Threshold"
+        )
+    return keep
+
+
+@dataclass(frozen=True)
+class LayerRule:
+    """What to do with the layers that a name or a glob matches; ``None`` leaves that side of the layer alone.
+
+    >>> LayerRule(rank=50, keep_outputs=90)
+    LayerRule(rank=50, keep_outputs=90, order=None)
+    """
+
+    rank: Rank | None = None
+    keep_outputs: KeepOutputs | None = None
+    order: Order | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            as_rank_rule(self.rank)
+        if self.keep_outputs is not None:
+            check_keep_outputs(self.keep_outputs)
+        if self.order is not None:
+            _check_order(self.order)
+
+
+@dataclass(frozen=True)
+class PCNConfig:
+    """The whole request.
+
+    ``rank`` and ``keep_outputs`` hold for every layer that no entry of ``layers`` matches. The keys of ``layers`` and
+    the items of ``exclude`` are layer names or globs; an exact name wins over a glob, and among globs the last one
+    written wins. ``exclude`` wins over everything.
+    """
+
+    rank: Rank | None = ExplainedVariance(0.95)
+    keep_outputs: KeepOutputs | None = None
+    layers: Mapping[str, LayerRule] = field(default_factory=dict)
+    exclude: tuple[str, ...] = ()
+    order: Order = "truncate_first"
+    multiple_of: int = 1  # ranks are rounded up to a multiple of this, never above the width
+    skip_larger: bool = True  # leave a layer alone when transforming it would not reduce its trainable parameters
+    train_basis: bool = False  # the authors' option: the basis is trained too
+    keep_dropped: bool = False  # the authors' option: the dropped part of the weight stays, frozen
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", dict(self.layers))
+        object.__setattr__(self, "exclude", (self.exclude,) if isinstance(self.exclude, str) else tuple(self.exclude))
+        LayerRule(self.rank, self.keep_outputs, self.order)
+        if isinstance(self.multiple_of, bool) or not isinstance(self.multiple_of, int) or self.multiple_of < 1:
+            raise ConfigError(f"multiple_of={self.multiple_of!r}: give a whole number of at least 1")
+        for pattern, rule in self.layers.items():
+            if not isinstance(rule, LayerRule):
+                raise ConfigError(f"layers[{pattern!r}] is {rule!r}: give a LayerRule")
+
+    def excludes(self, name: str) -> str | None:
+        """Return the pattern of ``exclude`` that matches this layer, or None."""
+        return next((p for p in self.exclude if matches(name, p)), None)
+
+    def rule_for(self, name: str) -> tuple[LayerRule, bool]:
+        """Return the rule of a layer, and whether the layer is named exactly (so that it must not be skipped)."""
+        if name in self.layers:
+            return self.layers[name], True
+        globs = [rule for pattern, rule in self.layers.items() if matches(name, pattern)]
+        return (globs[-1] if globs else LayerRule(self.rank, self.keep_outputs)), False
+
+    def check_names(self, known: Iterable[str]) -> None:
+        """Raise when a key of ``layers`` or an item of ``exclude`` matches none of the known layer names."""
+        known = list(known)
+        for pattern in [*self.layers, *self.exclude]:
+            if not any(matches(name, pattern) for name in known):
+                raise ConfigError(f"no layer is called {pattern!r}{suggest(pattern, known)}")
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Say whether a layer name equals a pattern or matches it as a glob.
+
+    >>> matches("features.0", "features.*"), matches("fc1", "features.*")
+    (True, False)
+    """
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
+def _check_order(order: str) -> None:
+    if order not in ORDERS:
+        raise ConfigError(f"order={order!r}: choose one of {', '.join(ORDERS)}")

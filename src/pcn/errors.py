@@ -1,0 +1,44 @@
+"""What can go wrong because of what was given: each error says what that was, what was expected and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PCNError(Exception):
+    """Base of every error that this library raises on purpose."""
+
+
+class ConfigError(PCNError, ValueError):
+    """The configuration asks for something that does not exist or cannot be done."""
+
+
+class CouplingError(ConfigError):
+    """Layers that must keep the same channels are asked to keep different ones."""
+
+
+class StatisticsError(PCNError):
+    """Activations cannot be measured: none were seen, or they are not finite."""
+
+
+class TraceError(PCNError):
+    """The model's graph could not be captured, so no output channel can be dropped safely."""
+
+
+class PlanError(PCNError):
+    """A plan does not fit the model, the statistics or the state in which it is applied."""
+
+
+class FileError(PCNError):
+    """A saved model or plan is missing, damaged or not ours."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the nearest known name, or an empty string.
+
+    >>> suggest("layer1.0.conv3", ["layer1.0.conv1", "fc"])
+    "; did you mean 'layer1.0.conv1'?"
+    """
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

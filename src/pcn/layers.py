@@ -1,0 +1,133 @@
+"""The layer types that can be transformed, and how each is seen: as one weight of shape (out, in / groups, *kernel)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+
+@dataclass(frozen=True)
+class LayerType:
+    """One kind of layer: where its channels stand in its input and in its weight."""
+
+    kind: str
+    spatial: int  # number of spatial dimensions of the input; channels stand just before them
+    out_dim: int = 0  # dimension of the weight that counts outputs
+    in_dim: int = 1  # dimension of the weight that counts inputs (per group)
+
+    @property
+    def channel_dim(self) -> int:
+        """The dimension of the input that holds channels, from the right."""
+        return -(self.spatial + 1)
+
+
+LINEAR = LayerType("linear", spatial=0)
+TRANSPOSED_LINEAR = LayerType("transposed_linear", spatial=0, out_dim=1, in_dim=0)  # transformers' Conv1D
+CONVOLUTIONS = {
+    nn.Conv1d: LayerType("conv1d", 1),
+    nn.Conv2d: LayerType("conv2d", 2),
+    nn.Conv3d: LayerType("conv3d", 3),
+}
+LAYER_TYPES = {t.kind: t for t in (LINEAR, TRANSPOSED_LINEAR, *CONVOLUTIONS.values())}
+
+# These read the weights of their children instead of calling them (the encoder layer on its fast path in eval mode).
+READS_CHILDREN_DIRECTLY = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+def layer_type(module: nn.Module) -> LayerType | None:
+    """Return how a module is seen, or None when its type cannot be transformed.
+
+    >>> layer_type(nn.Conv2d(3, 8, 3)).kind
+    'conv2d'
+    """
+    cls = type(module)
+    if isinstance(module, nn.Linear) and cls.forward is nn.Linear.forward:
+        return LINEAR
+    for conv, kind in CONVOLUTIONS.items():
+        if isinstance(module, conv) and cls.forward is conv.forward:
+            return kind
+    if any(c.__name__ == "Conv1D" and c.__module__ == "transformers.pytorch_utils" for c in cls.__mro__):
+        return TRANSPOSED_LINEAR
+    return None
+
+
+def groups_of(module: nn.Module) -> int:
+    return int(getattr(module, "groups", 1))
+
+
+def canonical_weight(module: nn.Module) -> Tensor:
+    """Return the weight as (out, in / groups, *kernel), a view of the module's own."""
+    kind = layer_type(module)
+    assert kind is not None and isinstance(module.weight, Tensor)
+    return module.weight.transpose(0, 1) if kind is TRANSPOSED_LINEAR else module.weight
+
+
+def in_width(module: nn.Module) -> int:
+    return canonical_weight(module).shape[1] * groups_of(module)
+
+
+def out_width(module: nn.Module) -> int:
+    return canonical_weight(module).shape[0]
+
+
+def transformable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str | None]]:
+    """Yield every module with parameters of its own as (name, module, why it is left alone or None)."""
+    from pcn.nn import PCModule
+
+    owners = _parameter_owners(model)
+    direct = _read_directly(model)
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if parametrize.is_parametrized(module):
+            yield name, module, "its weight is parametrised"
+        elif own or layer_type(module) is not None:
+            if name == "":
+                reason: str | None = "the model is this one layer: it has no parent to swap it in"
+            elif isinstance(module, PCModule):
+                reason = "it is a principal component layer already"
+            elif (kind := layer_type(module)) is None:
+                reason = f"{type(module).__name__} is not a Linear, Conv1d, Conv2d or Conv3d"
+            elif isinstance(module.weight, nn.parameter.UninitializedParameter):
+                reason = "it is lazy: run the model once first"
+            elif id(module) in direct:
+                reason = f"its parent {direct[id(module)]} reads its weight directly"
+            elif len(owners[id(module.weight)]) > 1:
+                reason = f"its weight is shared by {' and '.join(repr(n) for n in sorted(owners[id(module.weight)]))}"
+            elif kind.spatial and canonical_weight(module).shape[1] == 1 and groups_of(module) > 1:
+                reason = "depthwise: one channel per group has no smaller subspace"
+            elif not module.weight.is_floating_point():
+                reason = f"its weight is {module.weight.dtype}, not floating point"
+            else:
+                reason = None
+            yield name, module, reason
+
+
+def _parameter_owners(model: nn.Module) -> dict[int, set[str]]:
+    owners: dict[int, set[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(name)
+    return owners
+
+
+def _read_directly(model: nn.Module) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for module in model.modules():
+        if isinstance(module, READS_CHILDREN_DIRECTLY):
+            found |= {id(child): type(module).__name__ for child in module.modules() if child is not module}
+    return found
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module that ``torch.compile`` or a parallel wrapper holds, so that names are the user's own."""
+    while True:
+        if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+            model = model._orig_mod
+        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        else:
+            return model
