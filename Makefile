@@ -1,0 +1,59 @@
+# Everything from nothing: Python 3.11 or newer, pip and make are enough. `make help` lists what there is.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+TESTS ?=
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow fuzz lint types format benchmark clean
+
+help: ## say what there is
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: $(VENV)/.installed-demo ## install, then run the paper's four steps on scikit-learn's digits
+	$(BIN)/pcn demo
+
+# One thread for each worker: the tests' matrices are small, and threads that wait for each other are slower than one.
+test test-slow fuzz: export OMP_NUM_THREADS = 1
+
+test: lint types ## install, then lint, check types and run the tests
+	$(BIN)/pytest -n $(WORKERS) -m "not slow" $(TESTS)
+
+test-slow: $(VENV)/.installed-test ## run the tests that take long
+	$(BIN)/pytest -n $(WORKERS) -m slow $(TESTS)
+
+fuzz: $(VENV)/.installed-test ## run the random-graph tests on 10,000 examples
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n $(WORKERS) tests/fuzz
+
+lint: $(VENV)/.installed-test ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-test ## check types
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-test ## format, and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmark: $(VENV)/.installed-test ## measure the analysis; results land in benchmarks/results
+	$(BIN)/python benchmarks/analysis.py
+
+clean: ## remove the environment, caches and build outputs
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: a second call installs nothing.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; \
+	  sys.exit(f"pcn needs Python 3.11 or newer, $(PYTHON) is {v}: try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed-%: $(VENV)/.created pyproject.toml constraints.txt
+	$(PIP_INSTALL) -e '.[$*]'
+	@touch $@
+
+.PRECIOUS: $(VENV)/.created $(VENV)/.installed-%

@@ -1,0 +1,62 @@
+"""Principal Component Networks: find the small subspaces in which a model's activations live, and train in them."""
+
+from pcn.compress import compress_
+from pcn.config import (
+    ExplainedVariance,
+    Fixed,
+    Fraction,
+    L1Threshold,
+    LayerRule,
+    PCNConfig,
+    RankRule,
+    Threshold,
+)
+from pcn.errors import (
+    ConfigError,
+    CouplingError,
+    FileError,
+    PCNError,
+    PlanError,
+    StatisticsError,
+    TraceError,
+)
+from pcn.fold import fold_
+from pcn.graph import ChannelGraph, trace
+from pcn.io import load, save
+from pcn.plain import to_plain
+from pcn.plan import LayerPlan, Plan, get_plan
+from pcn.planning import make_plan
+from pcn.statistics import Statistics, analyze
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ChannelGraph",
+    "ConfigError",
+    "CouplingError",
+    "ExplainedVariance",
+    "FileError",
+    "Fixed",
+    "Fraction",
+    "L1Threshold",
+    "LayerPlan",
+    "LayerRule",
+    "PCNConfig",
+    "PCNError",
+    "Plan",
+    "PlanError",
+    "RankRule",
+    "Statistics",
+    "StatisticsError",
+    "Threshold",
+    "TraceError",
+    "analyze",
+    "compress_",
+    "fold_",
+    "get_plan",
+    "load",
+    "make_plan",
+    "save",
+    "to_plain",
+    "trace",
+]

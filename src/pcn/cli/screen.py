@@ -1,0 +1,60 @@
+"""What a person sees: tables and progress on a terminal, plain text in a pipe, one JSON document with ``--json``."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+PIPE_WIDTH = 160  # wide enough that no table is cut where there is no terminal to ask
+
+
+class Screen:
+    """Results go to standard output, progress to standard error."""
+
+    def __init__(self, *, json: bool = False) -> None:
+        self.json = json
+        self._out = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=True)
+        self._err = Console(stderr=True, quiet=json)
+
+    def text(self, line: object = "") -> None:
+        """Print as it is, unless only JSON is wanted."""
+        if not self.json:
+            self._out.print(str(line), markup=False)
+
+    def heading(self, line: str) -> None:
+        """Print a line that stands out, after an empty one."""
+        if not self.json:
+            self._out.print()
+            self._out.print(line, style="bold", markup=False)
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Print a table: the first column is a name, all others are numbers."""
+        if self.json:
+            return
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for index, column in enumerate(columns):
+            table.add_column(column, justify="right" if index else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
+        self._out.print(table)
+
+    def result(self, value: Any) -> None:
+        """Print the JSON document, if that is wanted."""
+        if self.json:
+            sys.stdout.write(json_format.dumps(value, indent=2) + "\n")
+
+    @contextmanager
+    def progress(self, total: int) -> Iterator[Progress]:
+        """Show a bar on a terminal and nothing in a pipe; its one task is the first."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        hidden = not self._err.is_terminal or self.json
+        with Progress(*columns, console=self._err, transient=True, disable=hidden) as bar:
+            bar.add_task("", total=total)
+            yield bar

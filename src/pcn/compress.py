@@ -1,0 +1,29 @@
+"""The front door: look, plan, apply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from pcn.config import PCNConfig
+from pcn.example import Forward
+from pcn.plan import Plan
+from pcn.planning import make_plan
+from pcn.statistics import analyze
+
+
+def compress_(
+    model: nn.Module, batches: Iterable[Any], config: PCNConfig | None = None, *, forward: Forward | None = None
+) -> Plan:
+    """Turn a model into its principal component network in place, and return the plan that was applied.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5))
+    >>> plan = compress_(model, [torch.randn(512, 20)], PCNConfig(rank=0.25, exclude=["0"]))
+    >>> model[2]
+    PCLinear(in_features=64, out_features=64, bias=True, rank=16)
+    """
+    stats = analyze(model, batches, forward=forward)
+    return make_plan(model, stats, config).apply_(model, stats)

@@ -1,0 +1,86 @@
+"""What a model costs: parameters as the paper counts them, and floating-point operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+
+from pcn.errors import ConfigError
+from pcn.example import Example, Forward
+from pcn.layers import unwrap
+
+
+@dataclass(frozen=True)
+class Cost:
+    """How many numbers a model trains, and how many it stores."""
+
+    trainable: int
+    total: int
+
+
+def count(model: nn.Module) -> Cost:
+    """Count a model's numbers as the paper does.
+
+    Trainable are the parameters that take gradients. The total adds frozen parameters and every stored floating-point
+    buffer: batch norm's running mean and variance, and the basis and mean of each principal component layer, also
+    where two layers read the same input. Batch norm's counter of batches is not counted.
+
+    >>> count(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    Cost(trainable=12, total=16)
+    """
+    parameters = list(model.parameters())
+    trainable = sum(p.numel() for p in parameters if p.requires_grad)
+    frozen = sum(p.numel() for p in parameters if not p.requires_grad)
+    return Cost(trainable, trainable + frozen + sum(_stored(module) for module in model.modules()))
+
+
+def _stored(module: nn.Module) -> int:
+    temporary = module._non_persistent_buffers_set
+    buffers = (buffer for name, buffer in module._buffers.items() if name not in temporary)
+    return sum(buffer.numel() for buffer in buffers if buffer is not None and buffer.is_floating_point())
+
+
+def flops_per_sample(model: nn.Module, batch: Any, *, forward: Forward | None = None) -> float:
+    """Count the floating-point operations of one forward pass, a multiply-add being two, per sample of the batch.
+
+    Matrix products, convolutions and attention are counted, as ``torch.utils.flop_counter`` does. The batch reaches
+    the model by the rules of :func:`pcn.analyze`. Nothing is computed: the model may be on the meta device.
+
+    >>> flops_per_sample(nn.Linear(3, 2), torch.ones(5, 3))
+    12.0
+    """
+    example = Example.of(batch, forward)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    call = _Call(unwrap(model), example)
+    # Fake copies of parameters and buffers take what the pass writes, batch norm's counter for one.
+    state = tree_map_only(Tensor, mode.from_tensor, {**dict(call.named_parameters()), **dict(call.named_buffers())})
+    inputs = tree_map_only(Tensor, mode.from_tensor, example.inputs)
+    with torch.no_grad(), mode, FlopCounterMode(display=False) as counter:
+        functional_call(call, state, (inputs,))
+    return float(counter.get_total_flops()) / _samples(example.inputs)
+
+
+class _Call(nn.Module):
+    """The model as a function of its inputs alone, whatever way they reach it."""
+
+    def __init__(self, model: nn.Module, example: Example) -> None:
+        super().__init__()
+        self.model = model
+        self.example = example
+
+    def forward(self, inputs: Any) -> Any:
+        return self.example.with_inputs(inputs).call(self.model)
+
+
+def _samples(inputs: Any) -> int:
+    sizes = [leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0]]
+    if not sizes:
+        raise ConfigError("the batch holds no tensor with samples in it, so there is nothing to count per sample")
+    return int(sizes[0])

@@ -1,0 +1,91 @@
+"""Training the parent, its PCN and a narrower network by one recipe."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from pcn.config import PCNConfig
+from pcn.cost import count, flops_per_sample
+from pcn.demo.digits import Digits, Images, load_digits
+from pcn.demo.network import DigitsNetwork, width_of_size
+from pcn.demo.recipe import Recipe, Training, accuracy_percent
+from pcn.demo.results import NARROWER, PARENT, PCN, Comparison, Run, Switch
+from pcn.planning import make_plan
+from pcn.statistics import analyze
+
+Report = Callable[[str], None]  # told after every epoch whose it was
+
+
+def compare(recipe: Recipe, config: PCNConfig | None = None, report: Report = lambda network: None) -> Comparison:
+    """Train the three networks once for every seed."""
+    comparison = Comparison(recipe)
+    for seed in range(recipe.first_seed, recipe.first_seed + recipe.seeds):
+        _one_seed(comparison, load_digits(seed), seed, config or PCNConfig(), report)
+    return comparison
+
+
+def epochs_in_all(recipe: Recipe) -> int:
+    """Return how often ``compare`` reports; the first epochs of parent and PCN are the same and run once."""
+    return recipe.seeds * (3 * recipe.epochs - recipe.switch_after)
+
+
+def _one_seed(comparison: Comparison, digits: Digits, seed: int, config: PCNConfig, report: Report) -> None:
+    recipe = comparison.recipe
+    start, rest = recipe.switch_after, recipe.epochs - recipe.switch_after
+    torch.manual_seed(seed)
+    parent = Training(DigitsNetwork(), recipe, seed)
+    start_s = _train(parent, digits.train, start, lambda: report(PARENT))
+    small = copy.deepcopy(parent)
+
+    rest_s = _train(parent, digits.train, rest, lambda: report(PARENT))
+    comparison.runs[PARENT].append(_run(parent.model, digits, seed, start_s + rest_s))
+
+    switch = _switch(small, digits, config)
+    rest_s = _train(small, digits.train, rest, lambda: report(PCN))
+    comparison.switches.append(switch)
+    comparison.runs[PCN].append(_run(small.model, digits, seed, start_s + switch.time_s + rest_s))
+
+    torch.manual_seed(seed)
+    width = width_of_size(count(small.model).trainable)
+    narrower = Training(DigitsNetwork(width), recipe, seed)
+    whole_s = _train(narrower, digits.train, recipe.epochs, lambda: report(NARROWER))
+    comparison.runs[NARROWER].append(_run(narrower.model, digits, seed, whole_s))
+
+
+def _switch(training: Training, digits: Digits, config: PCNConfig) -> Switch:
+    """Look, plan and switch: the model in ``training`` becomes a PCN."""
+    before = accuracy_percent(training.model, digits.validation)
+    started = time.perf_counter()
+    stats = analyze(training.model, digits.train.images.split(256))
+    plan = make_plan(training.model, stats, config)
+    plan.apply_(training.model, stats)
+    training.restart_optimizer()
+    time_s = time.perf_counter() - started
+    return Switch(str(stats), str(plan), before, accuracy_percent(training.model, digits.validation), time_s)
+
+
+def _train(training: Training, data: Images, epochs: int, done: Callable[[], None]) -> float:
+    """Train for some epochs and return the seconds that took."""
+    started = time.perf_counter()
+    for _ in range(epochs):
+        training.epoch(data)
+        done()
+    return time.perf_counter() - started
+
+
+def _run(model: nn.Module, digits: Digits, seed: int, time_s: float) -> Run:
+    cost = count(model)
+    return Run(
+        seed=seed,
+        trainable=cost.trainable,
+        total=cost.total,
+        flops_per_sample=flops_per_sample(model, digits.test.images[:1]),
+        validation_accuracy_percent=accuracy_percent(model, digits.validation),
+        test_accuracy_percent=accuracy_percent(model, digits.test),
+        time_s=time_s,
+    )

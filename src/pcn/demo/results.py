@@ -1,0 +1,80 @@
+"""What the demo measures: runs, grouped by the kind of network."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pcn.demo.recipe import Recipe
+
+PARENT, PCN, NARROWER = "parent", "PCN", "narrower"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One network trained once; accuracies in percent, FLOPs of one forward pass."""
+
+    seed: int
+    trainable: int
+    total: int
+    flops_per_sample: float
+    validation_accuracy_percent: float
+    test_accuracy_percent: float
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Switch:
+    """What the first seed's switch looked like: the two tables, and the validation accuracy on both sides of it."""
+
+    statistics: str
+    plan: str
+    accuracy_before_percent: float
+    accuracy_after_percent: float
+    time_s: float
+
+
+@dataclass
+class Comparison:
+    """Every run of every kind of network."""
+
+    recipe: Recipe
+    runs: dict[str, list[Run]] = field(default_factory=lambda: {PARENT: [], PCN: [], NARROWER: []})
+    switches: list[Switch] = field(default_factory=list)
+
+    def mean(self, network: str, of: Callable[[Run], float]) -> float:
+        return statistics.fmean(of(run) for run in self.runs[network])
+
+    def deviation(self, network: str, of: Callable[[Run], float]) -> float:
+        """Return the standard deviation over the seeds, 0 when there is one."""
+        values = [of(run) for run in self.runs[network]]
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
+    def paired_difference(self) -> tuple[float, float]:
+        """Return PCN minus narrower in test accuracy: the mean over the seeds, and its standard error."""
+        pairs = zip(self.runs[PCN], self.runs[NARROWER], strict=True)
+        differences = [a.test_accuracy_percent - b.test_accuracy_percent for a, b in pairs]
+        mean = statistics.fmean(differences)
+        return mean, statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else float("nan")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON: the recipe, the mean of each number over the seeds, and every run."""
+        numbers = [name for name in Run.__dataclass_fields__ if name != "seed"]
+        networks = [
+            {
+                "network": network,
+                **{name: statistics.fmean(getattr(run, name) for run in runs) for name in numbers},
+                "runs": [asdict(run) for run in runs],
+            }
+            for network, runs in self.runs.items()
+        ]
+        switches = [
+            {"seed": run.seed, **_numbers(switch)} for run, switch in zip(self.runs[PCN], self.switches, strict=True)
+        ]
+        return {"recipe": self.recipe.as_dict(), "networks": networks, "switches": switches}
+
+
+def _numbers(switch: Switch) -> dict[str, float]:
+    return {name: value for name, value in asdict(switch).items() if isinstance(value, float)}

@@ -1,0 +1,177 @@
+"""Planning what to drop: which outputs may go, which go, and proof on an empty copy that the model still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from pcn.config import PCNConfig
+from pcn.errors import ConfigError, PCNError, PlanError
+from pcn.example import Example
+from pcn.graph import ChannelGraph, check_couplings
+from pcn.keep import Choice, Request, Wiring, choose, class_scores
+from pcn.layers import LAYER_TYPES
+from pcn.plan import Cut, LayerPlan, Plan, Slices
+from pcn.skeleton import skeleton
+from pcn.statistics import Statistics
+
+
+def plan_outputs(
+    plan: Plan,
+    model: nn.Module,
+    stats: Statistics | None,
+    config: PCNConfig,
+    requests: list[Request],
+    graph: ChannelGraph,
+    example: Example,
+) -> Plan:
+    """Choose the outputs to drop, prove on a copy without weights that the model still runs, and write them down."""
+    wiring = _wiring(plan, graph)
+    requests, reasons = _possible(requests, wiring)
+    blocked = _blocked(plan, config, graph, wiring)
+    scores = _scores(plan, stats, wiring)
+    choice = choose(requests, wiring, blocked, scores)
+    if choice.dropped.any() and _failure(model, example, graph, choice.dropped) is not None:
+        blocked = {**blocked, **_hard_coded(model, example, graph, wiring, requests, choice)}
+        choice = choose(requests, wiring, blocked, scores)
+        if choice.dropped.any() and (why := _failure(model, example, graph, choice.dropped)) is not None:
+            raise PlanError(f"dropping these outputs together breaks the model: {why}; drop fewer of them")
+    slices = _slices(graph, choice.dropped)
+    return replace(plan, slices=slices, layers=_with_slices(plan, slices, {**reasons, **choice.reasons}))
+
+
+def _wiring(plan: Plan, graph: ChannelGraph) -> Wiring:
+    outputs, inputs = {}, {}
+    for name, layer in plan.layers.items():
+        classes = graph.tensors.get(f"{name}.weight")
+        if classes is None:
+            continue
+        kind = LAYER_TYPES[layer.kind]
+        outputs[name] = classes[kind.out_dim]
+        if not layer.depthwise:
+            inputs[name] = classes[kind.in_dim].repeat(layer.groups)
+    return Wiring(outputs, inputs, graph.class_count)
+
+
+def _possible(requests: list[Request], wiring: Wiring) -> tuple[list[Request], dict[str, str]]:
+    missing = {r.layer: "it was not called when the model was traced" for r in requests if r.layer not in wiring.outputs}
+    for request in requests:
+        width = len(wiring.outputs.get(request.layer, ()))
+        if request.exact and request.layer in missing:
+            raise ConfigError(f"{request.layer!r} cannot drop outputs: {missing[request.layer]}")
+        if request.exact and isinstance(request.keep, int) and request.keep > width:
+            raise ConfigError(f"{request.layer!r} is asked to keep {request.keep} outputs, but it has only {width}")
+    return [r for r in requests if r.layer not in missing], missing
+
+
+def _blocked(plan: Plan, config: PCNConfig, graph: ChannelGraph, wiring: Wiring) -> dict[int, str]:
+    """Say which classes must stay and why: every reader of a dropped channel must be transformed itself."""
+    blocked = dict(graph.pinned)
+    transformed = {layer.name for layer in plan.transformed}
+    read: set[int] = set()
+    for name, classes in wiring.inputs.items():
+        if name in transformed:
+            read.update(classes.tolist())
+            continue
+        why = f"{name!r} reads it and is not transformed ({plan.layers[name].reason}); give {name!r} a rank"
+        for cls in classes.unique().tolist():
+            blocked.setdefault(cls, why)
+    for name, classes in wiring.outputs.items():
+        pattern = config.excludes(name)
+        for cls in classes.tolist():
+            if pattern is not None:
+                blocked.setdefault(cls, f"{name!r} puts it out and is excluded by {pattern!r}")
+            elif cls not in read:
+                blocked.setdefault(cls, "no transformed layer reads it")
+    return blocked
+
+
+def _scores(plan: Plan, stats: Statistics | None, wiring: Wiring) -> Tensor:
+    if stats is None:
+        return torch.zeros(wiring.class_count)
+    rows = {
+        layer.name: stats.basis(layer.name, layer.rank).abs().sum(1).cpu()
+        for layer in plan.transformed
+        if layer.name in wiring.inputs and layer.rank is not None
+    }
+    return class_scores(wiring, rows, {name: plan.layers[name].activation or name for name in rows})
+
+
+def _failure(model: nn.Module, example: Example, graph: ChannelGraph, dropped: Tensor) -> str | None:
+    """Trace a copy without the dropped channels; return what goes wrong, or None."""
+    slices = _slices(graph, dropped)
+    expected = {
+        name: tuple(classes[~dropped[classes]] for classes in tensor) for name, tensor in graph.tensors.items()
+    }
+    try:
+        check_couplings(skeleton(model, slices), example, expected, graph.class_count)
+    except PCNError as error:
+        return str(error)
+    return None
+
+
+def _hard_coded(
+    model: nn.Module,
+    example: Example,
+    graph: ChannelGraph,
+    wiring: Wiring,
+    requests: list[Request],
+    choice: Choice,
+) -> dict[int, str]:
+    """Find the sets of channels that the model's code does not let go, by dropping one connected set at a time."""
+    blocked: dict[int, str] = {}
+    for dropped in _components(requests, wiring, choice.dropped):
+        why = _failure(model, example, graph, dropped)
+        if why is not None:
+            reason = f"its size is written into the model's code ({why})"
+            blocked |= dict.fromkeys(dropped.nonzero().flatten().tolist(), reason)
+    return blocked
+
+
+def _components(requests: list[Request], wiring: Wiring, dropped: Tensor) -> list[Tensor]:
+    """Split the dropped classes into those of layers that share channels."""
+    components: list[Tensor] = []
+    for request in requests:
+        own = torch.zeros_like(dropped)
+        own[wiring.outputs[request.layer]] = True
+        overlapping = [c for c in components if (c & own).any()]
+        components = [c for c in components if not (c & own).any()]
+        components.append(torch.stack([own, *overlapping]).any(0))
+    return [c & dropped for c in components if (c & dropped).any()]
+
+
+def _slices(graph: ChannelGraph, dropped: Tensor) -> Slices:
+    slices: dict[str, dict[int, Cut]] = {}
+    for name, tensor in graph.tensors.items():
+        for dim, classes in enumerate(tensor):
+            if dropped[classes].any():
+                kept = (~dropped[classes]).nonzero().flatten().tolist()
+                slices.setdefault(name, {})[dim] = Cut(len(classes), tuple(kept))
+    return slices
+
+
+def _with_slices(plan: Plan, slices: Slices, reasons: Mapping[str, str]) -> dict[str, LayerPlan]:
+    layers = {}
+    for name, layer in plan.layers.items():
+        kind = LAYER_TYPES[layer.kind]
+        cuts = slices.get(f"{name}.weight", {})
+        outputs = len(cuts[kind.out_dim].kept) if kind.out_dim in cuts else layer.out_features
+        inputs = len(cuts[kind.in_dim].kept) * layer.groups if kind.in_dim in cuts else layer.in_features
+        if layer.depthwise:
+            inputs = outputs * layer.in_features // layer.out_features
+        layers[name] = _settle(replace(layer, kept_outputs=outputs, kept_inputs=inputs), reasons.get(name))
+    return layers
+
+
+def _settle(layer: LayerPlan, output_reason: str | None) -> LayerPlan:
+    """Fit the rank to the inputs that are left, or say that a plain layer would be smaller."""
+    left = layer.kept_inputs // layer.groups
+    if layer.rank is not None and layer.rank > left:
+        if layer.order == "kept_block":
+            layer = replace(layer, rank=left)
+        else:
+            layer = replace(layer, note=f"rank {layer.rank} exceeds the {left} inputs kept: a plain layer would be smaller")
+    return replace(layer, output_reason=output_reason)

@@ -1,0 +1,70 @@
+"""How a batch reaches a model: one set of rules for measuring, tracing and checking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from pcn.errors import ConfigError
+
+Forward = Callable[[nn.Module, Any], Any]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One call of a model: what goes in, and the user's own forward function where one was given."""
+
+    inputs: Any
+    forward: Forward | None = None
+
+    @classmethod
+    def of(cls, batch: Any, forward: Forward | None = None, device: torch.device | None = None) -> Example:
+        """Make a call from a batch as a data loader yields it.
+
+        A tensor is passed on as it is, a mapping as keyword arguments; a tuple or list is (inputs, targets, ...), of
+        which the first goes in by the same rules, a tuple there as positional arguments.
+
+        >>> Example.of((torch.ones(2, 3), torch.zeros(2))).inputs.shape
+        torch.Size([2, 3])
+        """
+        inputs = batch
+        if forward is None:
+            if isinstance(batch, list | tuple) and batch:
+                inputs = batch[0]
+            if isinstance(inputs, Mapping):
+                inputs = dict(inputs)
+            elif isinstance(inputs, list | tuple):
+                inputs = tuple(inputs)
+            elif not isinstance(inputs, Tensor):
+                raise ConfigError(
+                    f"a batch holds {type(inputs).__name__}: give tensors, mappings, (inputs, targets) pairs, "
+                    "or forward=lambda model, batch: ... to say how the model is called"
+                )
+        if device is not None:
+            inputs = tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), inputs)
+        return cls(inputs, forward)
+
+    def with_inputs(self, inputs: Any) -> Example:
+        return replace(self, inputs=inputs)
+
+    def call(self, model: nn.Module) -> Any:
+        """Run the model on this example."""
+        if self.forward is not None:
+            return self.forward(model, self.inputs)
+        if isinstance(self.inputs, dict):
+            return model(**self.inputs)
+        if isinstance(self.inputs, tuple):
+            return model(*self.inputs)
+        return model(self.inputs)
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """The device of a model's first parameter or buffer, or None when it has neither."""
+    first = next(model.parameters(), None)
+    first = next(model.buffers(), None) if first is None else first
+    return None if first is None else first.device

@@ -1,0 +1,92 @@
+"""Capturing a model's graph with ``torch.export``, and the calls that are in it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from pcn.errors import TraceError
+from pcn.example import Example
+from pcn.graph.rules import Call
+
+
+class _Traced(nn.Module):
+    """Gives ``torch.export`` one call to follow, whatever way the user's batches reach the model."""
+
+    def __init__(self, model: nn.Module, example: Example) -> None:
+        super().__init__()
+        self.model = model
+        self.example = example
+
+    def forward(self, inputs: Any) -> Any:
+        return self.example.with_inputs(inputs).call(self.model)
+
+
+def capture(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
+    """Export the model as it runs at inference; raise :class:`TraceError` with the tracer's own words if it fails."""
+    traced = _Traced(model, example)
+    try:
+        with inference(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            return torch.export.export(traced, (example.inputs,), strict=False)
+    except Exception as error:
+        raise TraceError(
+            f"torch.export cannot follow {type(model).__name__}, so its output channels cannot be dropped "
+            f"(input transformations need no graph): {type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        ) from error
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Put the model in eval mode and give every module its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def sources(program: torch.export.ExportedProgram) -> dict[str, str]:
+    """Map placeholder names to the parameter or buffer that they stand for, named as in the model."""
+    signature = program.graph_signature
+    named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    return {node: str(name).removeprefix("model.") for node, name in named.items()}
+
+
+def caller(node: fx.Node) -> str | None:
+    """The name of the innermost module during whose forward a call happened, or None for the wrapper's own."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next((path for path, _ in reversed(stack.values())), "")
+    if path == "model":
+        return ""
+    return path.removeprefix("model.") if path else None
+
+
+def shapes(node: fx.Node) -> list[tuple[int, ...]]:
+    """The shapes of a call's outputs (an output that is no tensor counts as a scalar)."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    return [tuple(v.shape) if isinstance(v, Tensor) else () for v in values]
+
+
+def as_call(node: fx.Node, carried: dict[fx.Node, Any]) -> Call:
+    """Describe one call with its arguments under their schema names."""
+    arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: carried[n])
+    schema = getattr(node.target, "_schema", None)
+    names = [a.name for a in schema.arguments] if schema else []
+    names += [f"argument{i}" for i in range(len(names), len(arguments[0]))]
+    named = dict(zip(names, arguments[0], strict=False)) | dict(arguments[1])
+    return Call(_op_name(node), named, shapes(node))
+
+
+def _op_name(node: fx.Node) -> str:
+    if node.target is operator.getitem:
+        return "getitem"
+    name = str(getattr(node.target, "overloadpacket", None) or node.target)
+    return name.replace("::", ".")

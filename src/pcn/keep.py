@@ -1,0 +1,152 @@
+"""Choosing the output channels to keep: which classes may go, how much each matters, and who must agree with whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pcn.config import KeepOutputs, L1Threshold
+from pcn.errors import ConfigError, CouplingError
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Which channel classes each layer puts out and reads, index by index."""
+
+    outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Tensor]
+    class_count: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """Somebody asks a layer to keep some of its outputs; ``exact`` when the layer was named, not matched by a glob."""
+
+    layer: str
+    keep: KeepOutputs
+    exact: bool
+
+
+@dataclass
+class Choice:
+    """The outcome: which classes go, and per layer why fewer or none of its outputs do."""
+
+    dropped: Tensor  # (class_count,) bool
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def class_scores(wiring: Wiring, rows: Mapping[str, Tensor], activations: Mapping[str, str]) -> Tensor:
+    """Return the score of every class: the mean, over the distinct activations that carry it, of its L1 row norms.
+
+    ``rows`` holds, per reading layer, the L1 norm of each row of its truncated basis. Rows of one class (the positions
+    of a flattened filter) are added; of layers that read the same activation the one with the largest basis speaks.
+    """
+    total = torch.zeros(wiring.class_count, dtype=torch.float64)
+    readings = torch.zeros(wiring.class_count)
+    speakers: dict[str, str] = {}
+    for layer in rows:
+        rival = speakers.setdefault(activations[layer], layer)
+        if rows[layer].sum() > rows[rival].sum():
+            speakers[activations[layer]] = layer
+    for layer in speakers.values():
+        classes = wiring.inputs[layer]
+        total.index_add_(0, classes, rows[layer].to(total))
+        readings[classes.unique()] += 1
+    return total / readings.clamp(min=1)
+
+
+def choose(requests: list[Request], wiring: Wiring, blocked: Mapping[int, str], scores: Tensor) -> Choice:
+    """Decide, request by request from the smallest set of channels up, which classes are dropped."""
+    choice = Choice(torch.zeros(wiring.class_count, dtype=torch.bool))
+    decided_by: dict[int, str] = {}
+    for request in sorted(requests, key=lambda r: len(wiring.outputs[r.layer])):
+        _decide(request, wiring, blocked, scores, choice, decided_by)
+    return choice
+
+
+def _decide(
+    request: Request,
+    wiring: Wiring,
+    blocked: Mapping[int, str],
+    scores: Tensor,
+    choice: Choice,
+    decided_by: dict[int, str],
+) -> None:
+    classes, sizes = (t.tolist() for t in wiring.outputs[request.layer].unique(return_counts=True))
+    free = [c for c in classes if c not in blocked and c not in decided_by]
+    if not free and not any(c in decided_by for c in classes):
+        _refuse(request, choice, blocked[classes[0]])
+        return
+    size = dict(zip(classes, sizes, strict=True))
+    kept = sum(size[c] for c in classes if c not in free and not choice.dropped[c])
+    ranked = sorted(free, key=lambda c: (-float(scores[c]), c))
+    taken = _take(request, ranked, size, kept, sum(sizes), scores)
+    if taken is None or not _agrees(request, sum(size[c] for c in taken) + kept, sum(sizes), free):
+        _conflict(request, kept, classes, choice, blocked, decided_by, wiring)
+        return
+    for c in free:
+        choice.dropped[c] = c not in taken
+        decided_by[c] = request.layer
+
+
+def _take(
+    request: Request, ranked: list[int], size: Mapping[int, int], kept: int, width: int, scores: Tensor
+) -> set[int] | None:
+    """Pick free classes from the best down; None when what must stay is already too much."""
+    if isinstance(request.keep, L1Threshold):
+        above = {c for c in ranked if float(scores[c]) > request.keep.norm}
+        return above or (set(ranked[:1]) if kept == 0 else set())
+    budget = target(request.keep, width) - kept
+    if budget < 0:
+        return None
+    taken: set[int] = set()
+    for c in ranked:
+        if size[c] <= budget:
+            taken.add(c)
+            budget -= size[c]
+    return taken
+
+
+def target(keep: int | float, width: int) -> int:
+    """How many of ``width`` outputs a count or a fraction asks for."""
+    return min(keep, width) if isinstance(keep, int) else max(1, round(keep * width))
+
+
+def _agrees(request: Request, kept: int, width: int, free: list[int]) -> bool:
+    """A count must be met exactly by a layer that was named; a glob takes the nearest number below."""
+    if isinstance(request.keep, L1Threshold):
+        return bool(free)
+    return kept == target(request.keep, width) or (bool(free) and not request.exact)
+
+
+def _conflict(
+    request: Request,
+    kept: int,
+    classes: list[int],
+    choice: Choice,
+    blocked: Mapping[int, str],
+    decided_by: Mapping[int, str],
+    wiring: Wiring,
+) -> None:
+    others = sorted({decided_by[c] for c in classes if c in decided_by})
+    if others:
+        other = others[0]
+        theirs = int((~choice.dropped[wiring.outputs[other]]).sum())
+        if isinstance(request.keep, L1Threshold):
+            return  # the other layer's request has settled these channels
+        raise CouplingError(
+            f"{other!r} and {request.layer!r} share channels (they meet in a sum or the like) but are asked to keep "
+            f"{theirs} and {target(request.keep, len(wiring.outputs[request.layer]))} outputs; "
+            "give them the same keep_outputs"
+        )
+    stuck = next((blocked[c] for c in classes if c in blocked), "its channels go in groups of several")
+    _refuse(request, choice, f"{kept} outputs must stay: {stuck}")
+
+
+def _refuse(request: Request, choice: Choice, reason: str) -> None:
+    if request.exact:
+        raise ConfigError(f"{request.layer!r} is asked to keep {request.keep} outputs, but none can be dropped: {reason}")
+    choice.reasons[request.layer] = reason

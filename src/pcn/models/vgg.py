@@ -1,0 +1,48 @@
+"""VGG-19 for ImageNet: sixteen 3x3 convolutions, three dense layers, no batch norm."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pcn.models.initialise import glorot_uniform_
+
+VGG19_BLOCKS = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # (width, convolutions), each ended by a 2x2 max pool
+
+
+class VGG(nn.Module):
+    """Convolutions named ``features.conv<block>_<number>``, then fc1, fc2 and output; 224x224 images."""
+
+    def __init__(self, blocks: tuple[tuple[int, int], ...], classes: int = 1000) -> None:
+        super().__init__()
+        self.features = _features(blocks)
+        self.fc1 = nn.Linear(blocks[-1][0] * 7 * 7, 4096)
+        self.fc2 = nn.Linear(4096, 4096)
+        self.output = nn.Linear(4096, classes)
+        self.dropout = nn.Dropout(0.5)
+        glorot_uniform_(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.features(images).flatten(1)
+        x = self.dropout(F.relu(self.fc1(x)))
+        x = self.dropout(F.relu(self.fc2(x)))
+        return self.output(x)  # type: ignore[no-any-return]
+
+
+def _features(blocks: tuple[tuple[int, int], ...]) -> nn.Sequential:
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    inputs = 3
+    for block, (width, convolutions) in enumerate(blocks, start=1):
+        for number in range(1, convolutions + 1):
+            layers[f"conv{block}_{number}"] = nn.Conv2d(inputs, width, 3, padding=1)
+            layers[f"relu{block}_{number}"] = nn.ReLU(inplace=True)
+            inputs = width
+        layers[f"pool{block}"] = nn.MaxPool2d(2)
+    return nn.Sequential(layers)
+
+
+def vgg19(classes: int = 1000) -> VGG:
+    """Build VGG-19: 144 million parameters, nine in ten of them in the dense layers."""
+    return VGG(VGG19_BLOCKS, classes)

@@ -1,0 +1,108 @@
+"""Making a principal component layer in the image of a stock one."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from pcn.errors import ConfigError
+from pcn.layers import canonical_weight, groups_of, in_width, layer_type, out_width
+from pcn.nn.base import PCModule
+from pcn.nn.conv import PCConv1d, PCConv2d, PCConv3d
+from pcn.nn.linear import PCLinear
+from pcn.transform import dropped_part, reader_transform
+
+LAYERS: dict[str, type[PCModule]] = {
+    "linear": PCLinear,
+    "transposed_linear": PCLinear,
+    "conv1d": PCConv1d,
+    "conv2d": PCConv2d,
+    "conv3d": PCConv3d,
+}
+Module = TypeVar("Module", bound=nn.Module)
+MOVEMENT = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
+
+
+def empty_like(
+    layer: nn.Module,
+    rank: int,
+    *,
+    inputs: int | None = None,
+    outputs: int | None = None,
+    train_basis: bool = False,
+    offset: bool = False,
+    output_rank: int | None = None,
+) -> PCModule:
+    """Return an uninitialised principal component layer with the stock layer's stride, padding, dtype, device, ...
+
+    ``inputs`` and ``outputs`` say how many of the layer's channels remain; None means all. Fill it with ``load_``.
+    No random number is drawn. What is frozen stays frozen; hooks and train or eval mode come along.
+    """
+    kind = layer_type(layer)
+    if kind is None:
+        raise ConfigError(f"{type(layer).__name__} is not a Linear, Conv1d, Conv2d or Conv3d")
+    weight = canonical_weight(layer)
+    new = uninitialised(
+        LAYERS[kind.kind],
+        in_width(layer) if inputs is None else inputs,
+        out_width(layer) if outputs is None else outputs,
+        rank=rank,
+        train_basis=train_basis,
+        offset=offset,
+        output_rank=output_rank,
+        device=weight.device,
+        dtype=weight.dtype,
+        **{name: getattr(layer, name) for name in MOVEMENT if kind.spatial},
+    )
+    inherit_(new, layer)
+    new.requires_grad_(weight.requires_grad)
+    if isinstance(layer.bias, Tensor):
+        new.bias.requires_grad_(layer.bias.requires_grad)
+    return new
+
+
+def from_layer(
+    layer: nn.Module, mean: Tensor, basis: Tensor, *, train_basis: bool = False, offset: bool = False
+) -> PCModule:
+    """Return the paper's input transformation of one layer: mean (m,) and basis (m, r) of its input.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> full_rank = from_layer(layer, mean=torch.ones(3), basis=torch.eye(3))
+    >>> x = torch.randn(5, 3)
+    >>> torch.allclose(full_rank(x), layer(x), atol=1e-6)
+    True
+    """
+    new = empty_like(layer, basis.shape[1], train_basis=train_basis, offset=offset)
+    weight, groups = canonical_weight(layer), groups_of(layer)
+    bias = layer.bias if isinstance(layer.bias, Tensor) else None
+    projected = reader_transform(weight, bias, mean, basis, kept=None, order="truncate_first", groups=groups)
+    if offset:
+        lost = dropped_part(weight, projected.weight, projected.basis, groups)
+        projected = projected._replace(offset_weight=lost)
+    new.load_(projected)
+    return new
+
+
+def uninitialised(kind: type[Module], *arguments: Any, device: torch.device, **keywords: Any) -> Module:
+    """Make a layer whose tensors hold nothing yet, without drawing random numbers."""
+    return kind(*arguments, device="meta", **keywords).to_empty(device=device)
+
+
+def inherit_(new: nn.Module, old: nn.Module) -> None:
+    """Give a module the hooks and the train or eval mode of the one whose place it takes."""
+    new.train(old.training)
+    for name in HOOKS:
+        setattr(new, name, getattr(old, name))  # the same dictionaries: handles given out earlier still remove

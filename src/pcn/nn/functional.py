@@ -1,0 +1,145 @@
+"""The forward pass of the principal component layers, as functions of their tensors.
+
+Letters: x the input, U the basis (m, r), mu the mean (m), W~ the projected weight, V the output basis, c = Uᵀmu.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+class Geometry(NamedTuple):
+    """How a convolution moves over its input."""
+
+    stride: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]  # before and after, for every spatial dimension
+    dilation: tuple[int, ...]
+    groups: int
+    padding_mode: str
+
+    @property
+    def pads_with_zeros(self) -> bool:
+        """Whether the input is padded with something that does not commute with centring."""
+        return self.padding_mode == "zeros" and any(map(any, self.pads))
+
+
+def pc_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    basis: Tensor,
+    offset_weight: Tensor | None = None,
+    output_basis: Tensor | None = None,
+) -> Tensor:
+    """Return V W~ Uᵀ(x - mu) + b~, plus the offset's W (x - mu), for x of shape (..., m)."""
+    dtype = compute_dtype(x)
+    basis = basis.to(dtype)
+    projected = F.linear(x, basis.T, -project_constant(mean, basis).to(dtype))
+    if output_basis is None:
+        y = F.linear(projected, weight, bias)
+    else:
+        y = F.linear(F.linear(projected, weight), output_basis.to(dtype), bias)
+    if offset_weight is None:
+        return y
+    offset_weight = offset_weight.to(dtype)
+    return y + F.linear(x, offset_weight, -response(offset_weight, mean).to(dtype))
+
+
+def pc_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    basis: Tensor,
+    geometry: Geometry,
+    offset_weight: Tensor | None = None,
+    output_basis: Tensor | None = None,
+) -> Tensor:
+    """Return the convolution of pad(x), centred and projected, for x of shape (..., m, *spatial).
+
+    Zeros that stand around the projected input mean c there, not 0. A constant makes up for it at every pixel, so the
+    input need not be padded and centred: y = conv_zero_padded(Uᵀx; W~) + b~ - (Σ_k W~_k) c.
+    """
+    dtype, groups, spatial = compute_dtype(x), geometry.groups, weight.dim() - 2
+    basis = basis.to(dtype)
+    kernel = pointwise(by_group(basis, groups).transpose(1, 2).flatten(0, 1), spatial)
+    centre = project_constant(mean, basis, groups)
+    if geometry.pads_with_zeros:
+        projected, shift = convolve(x, kernel, None, groups), -response(weight.to(dtype), centre, groups)
+    else:
+        projected, shift = convolve(x, kernel, -centre.to(dtype), groups), None
+    if output_basis is None:
+        y = convolve_padded(projected, weight, bias if shift is None else (bias + shift).to(dtype), geometry)
+    else:
+        core = convolve_padded(projected, weight, None if shift is None else shift.to(dtype), geometry)
+        y = convolve(core, pointwise(output_basis.to(dtype), spatial), bias, groups)
+    if offset_weight is None:
+        return y
+    offset_weight = offset_weight.to(dtype)
+    return y + convolve_padded(x, offset_weight, -response(offset_weight, mean, groups).to(dtype), geometry)
+
+
+def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+    """Convolve with a kernel of one pixel."""
+    return CONVOLUTIONS[kernel.dim() - 2](x, kernel, bias, groups=groups)
+
+
+def convolve_padded(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """Pad and convolve as a stock layer does."""
+    stride, pads, dilation, groups, mode = geometry
+    padding = tuple(before for before, _ in pads)
+    if mode != "zeros" or any(before != after for before, after in pads):
+        flat = [side for pair in reversed(pads) for side in pair]
+        x = F.pad(x, flat, mode="constant" if mode == "zeros" else mode)
+        padding = (0,) * len(pads)
+    return CONVOLUTIONS[weight.dim() - 2](x, weight, bias, stride, padding, dilation, groups)
+
+
+def by_group(matrix: Tensor, groups: int) -> Tensor:
+    """Turn (g*a, b) into (g, a, b)."""
+    return matrix.reshape(groups, -1, matrix.shape[1])
+
+
+def pointwise(matrix: Tensor, spatial: int) -> Tensor:
+    """Turn a matrix into the kernel of a convolution over single pixels."""
+    return matrix.reshape(*matrix.shape, *[1] * spatial).contiguous()
+
+
+def project_constant(mean: Tensor, basis: Tensor, groups: int = 1) -> Tensor:
+    """Return c = Uᵀmu, of shape (g*r,), in float32 or wider."""
+    wide = torch.promote_types(basis.dtype, torch.float32)
+    with without_autocast(basis):
+        rows = mean.to(wide).reshape(groups, 1, -1)
+        return torch.bmm(rows, by_group(basis.to(wide), groups)).flatten()
+
+
+def response(weight: Tensor, constant: Tensor, groups: int = 1) -> Tensor:
+    """Return Σ_{m,k} W[n, m, k] v[m] for a vector v that stands at every position, in float32 or wider."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    with without_autocast(weight):
+        summed = weight.to(wide).reshape(*weight.shape[:2], -1).sum(2)
+        columns = constant.to(wide).reshape(groups, -1, 1)
+        return torch.bmm(by_group(summed, groups), columns).flatten()
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which a layer multiplies: autocast's where it is on, else the input's own."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if autocasts(device) and x.dtype != torch.float64 else x.dtype
+
+
+def autocasts(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    device = tensor.device.type
+    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()

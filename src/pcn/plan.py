@@ -1,0 +1,181 @@
+"""The Plan: plain data that says what every layer keeps, and why the others are left alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from pcn.config import Order
+
+if TYPE_CHECKING:
+    from pcn.statistics import Statistics
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The indices kept of one dimension of a tensor, and its size before."""
+
+    size: int
+    kept: tuple[int, ...]
+
+
+Slices = Mapping[str, Mapping[int, Cut]]
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What becomes of one layer: shapes and reasons only, no weights."""
+
+    name: str
+    kind: str
+    in_features: int
+    out_features: int
+    groups: int = 1
+    kernel: tuple[int, ...] = ()
+    bias: bool = True  # whether the layer has a bias; a transformed one gains one
+    rank: int | None = None  # directions of the input that are kept (per group); None: the input stays as it is
+    kept_inputs: int = 0  # inputs left after the layers before have dropped outputs
+    kept_outputs: int = 0  # outputs left after dropping
+    order: Order = "truncate_first"
+    train_basis: bool = False
+    keep_dropped: bool = False
+    activation: str | None = None  # layers with the same one read the same input and share its basis
+    norm_after: str | None = None  # the batch norm that alone reads the output: it can absorb a gained bias
+    positions: int | None = None  # output positions per sample, where the graph is known
+    reason: str | None = None  # why the input is not transformed
+    output_reason: str | None = None  # why no output is dropped, or fewer than asked for
+    note: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept_inputs", self.kept_inputs or self.in_features)
+        object.__setattr__(self, "kept_outputs", self.kept_outputs or self.out_features)
+
+    @property
+    def depthwise(self) -> bool:
+        return self.groups > 1 and self.groups == self.in_features
+
+    @property
+    def taps(self) -> int:
+        """Number of kernel positions."""
+        return math.prod(self.kernel)
+
+    @property
+    def trainable_before(self) -> int:
+        return self.out_features * (self.in_features // self.groups * self.taps + self.bias)
+
+    @property
+    def trainable_after(self) -> int:
+        """Weights and biases that are trained afterwards (the basis too, where it is trained)."""
+        if self.rank is None:
+            return self.kept_outputs * (self.kept_inputs // self.groups * self.taps + self.bias)
+        return self.kept_outputs * (self.rank * self.taps + 1) + self.train_basis * self.basis_size
+
+    @property
+    def basis_size(self) -> int:
+        """Entries of the basis and the mean, which are stored beside the weights."""
+        return 0 if self.rank is None else self.kept_inputs * (self.rank + 1)
+
+    @property
+    def flops_before(self) -> int | None:
+        """Floating-point operations of one forward pass, per sample."""
+        if self.positions is None:
+            return None
+        return 2 * self.positions * self.out_features * self.in_features // self.groups * self.taps
+
+    @property
+    def flops_after(self) -> int | None:
+        """The same after the change; the projection counts, as if it ran at the output's positions."""
+        if self.positions is None:
+            return None
+        width = self.kept_inputs // self.groups if self.rank is None else self.rank
+        projection = 0 if self.rank is None else self.kept_inputs * self.rank
+        return 2 * self.positions * (self.kept_outputs * width * self.taps + projection)
+
+    @property
+    def changed(self) -> bool:
+        return (
+            self.rank is not None
+            or self.kept_inputs != self.in_features
+            or self.kept_outputs != self.out_features
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every layer keeps.
+
+    ``slices`` lists, for every parameter and buffer that loses channels, the indices kept along each dimension;
+    ``left_alone`` gives the reason for every other module with parameters.
+    """
+
+    layers: dict[str, LayerPlan]
+    slices: Slices = field(default_factory=dict)
+    left_alone: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def transformed(self) -> list[LayerPlan]:
+        return [layer for layer in self.layers.values() if layer.rank is not None]
+
+    @property
+    def trainable_before(self) -> int:
+        """Trainable parameters of the listed layers now; norms and embeddings are not counted here."""
+        return sum(layer.trainable_before for layer in self.layers.values())
+
+    @property
+    def trainable_after(self) -> int:
+        return sum(layer.trainable_after for layer in self.layers.values())
+
+    def kept(self, tensor: str, dim: int) -> tuple[int, ...] | None:
+        """The indices kept of a tensor along a dimension, or None for all."""
+        cut = self.slices.get(tensor, {}).get(dim)
+        return None if cut is None else cut.kept
+
+    def with_rank(self, name: str, rank: int | None) -> Plan:
+        """Return the plan with another rank for one layer; raising one needs the statistics when it is applied."""
+        from pcn.errors import PlanError, suggest
+
+        if name not in self.layers:
+            raise PlanError(f"the plan has no layer {name!r}{suggest(name, self.layers)}")
+        return replace(self, layers={**self.layers, name: replace(self.layers[name], rank=rank)})
+
+    def apply_(self, model: nn.Module, stats: Statistics, *, check: bool = True) -> Plan:
+        """Change the model in place to what the plan says, all or nothing, and return the plan."""
+        from pcn.surgery import apply_plan_
+
+        apply_plan_(self, model, stats, check=check)
+        return self
+
+    def reshape_(self, model: nn.Module) -> Plan:
+        """Give the model the plan's architecture with fresh weights: to load others into it, or to train it anew."""
+        from pcn.surgery import reshape_
+
+        reshape_(self, model)
+        return self
+
+    def to_json(self) -> str:
+        from pcn.plan_json import dumps
+
+        return dumps(self)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        from pcn.plan_json import loads
+
+        return loads(text)
+
+    def __str__(self) -> str:
+        from pcn.plan_table import plan_table
+
+        return plan_table(self)
+
+
+def get_plan(model: nn.Module) -> Plan | None:
+    """Return the plan that was applied to a model, or None."""
+    from pcn.layers import unwrap
+
+    plan: Any = getattr(unwrap(model), "_pcn_plan", None)
+    return plan if isinstance(plan, Plan) else None

@@ -1,0 +1,188 @@
+"""The only code that changes a model: layers are swapped and tensors cut to a plan, all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from pcn.errors import PlanError, suggest
+from pcn.graph.trace import capture
+from pcn.layers import LAYER_TYPES, canonical_weight, groups_of, in_width, layer_type, out_width, unwrap
+from pcn.nn import PCModule, empty_like
+from pcn.plan import LayerPlan, Plan, get_plan
+from pcn.skeleton import sync_sizes_
+from pcn.statistics import Statistics
+from pcn.transform import dropped_part, reader_transform, select_inputs
+
+Swap = tuple[nn.Module, nn.Module]
+
+
+def apply_plan_(plan: Plan, model: nn.Module, stats: Statistics, *, check: bool = True) -> None:
+    """Transform the model; with ``check`` it is traced once more afterwards and put back if it no longer runs."""
+    base = unwrap(model)
+    check_fits(plan, base)
+    swaps = [_swap(base, layer, _transformed(plan, layer, base, stats)) for layer in plan.transformed]
+    undo = commit_(base, swaps, _cut_tensors(plan, base), plan)
+    try:
+        if check and stats.example is not None:
+            capture(base, stats.example)
+    except Exception as error:
+        undo()
+        raise PlanError(f"the transformed model does not run, so the model was put back as it was: {error}") from error
+
+
+def reshape_(plan: Plan, model: nn.Module) -> None:
+    """Give the model the plan's architecture; transformed layers start afresh with a random basis."""
+    base = unwrap(model)
+    check_fits(plan, base)
+    swaps = []
+    for layer in plan.transformed:
+        new = _empty(plan, layer, base.get_submodule(layer.name))
+        if new.weight.device.type != "meta":
+            new.reset_parameters()
+        swaps.append(_swap(base, layer, new))
+    commit_(base, swaps, _cut_tensors(plan, base), plan)
+
+
+def check_fits(plan: Plan, model: nn.Module) -> None:
+    """Raise unless every layer and tensor of the plan is in the model with the shape that the plan was made for."""
+    if get_plan(model) is not None:
+        raise PlanError("this model has been transformed already; pcn.fold_(model) brings its plain layers back")
+    modules = dict(model.named_modules())
+    for layer in plan.layers.values():
+        module = modules.get(layer.name)
+        kind = None if module is None else layer_type(module)
+        if module is None or kind is None or kind.kind != layer.kind:
+            found = "no such layer" if module is None else type(module).__name__
+            raise PlanError(f"the plan has a {layer.kind} layer {layer.name!r}, the model {found}{suggest(layer.name, modules)}")
+        weight = canonical_weight(module)
+        sizes = (in_width(module), out_width(module), groups_of(module), tuple(weight.shape[2:]))
+        planned = (layer.in_features, layer.out_features, layer.groups, layer.kernel)
+        if sizes != planned:
+            raise PlanError(f"{layer.name!r} has (inputs, outputs, groups, kernel) {sizes}, the plan was made for {planned}")
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    for name, dims in plan.slices.items():
+        if name not in tensors:
+            raise PlanError(f"the plan cuts {name!r}, which the model does not have{suggest(name, tensors)}")
+        shape = tuple(tensors[name].shape)
+        if any(dim >= len(shape) or cut.size != shape[dim] for dim, cut in dims.items()):
+            raise PlanError(f"the plan's cut of {name!r} does not fit its shape {shape}")
+
+
+def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:
+    """The inputs of a layer that are left, counted over all groups, or None for all."""
+    kept = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].in_dim)
+    if kept is None:
+        return None
+    width = layer.in_features // layer.groups
+    return (torch.arange(layer.groups)[:, None] * width + torch.tensor(kept)).flatten()
+
+
+def _transformed(plan: Plan, layer: LayerPlan, model: nn.Module, stats: Statistics) -> PCModule:
+    """Make the principal component layer with its weights, from the plain one, which is not touched."""
+    module = model.get_submodule(layer.name)
+    assert layer.rank is not None
+    weight, bias = _kept_rows(plan, layer, module)
+    kept = kept_inputs(plan, layer)
+    block = None
+    if kept is not None and layer.order == "kept_block":
+        block = stats.block_basis(layer.name, kept, layer.rank)
+    mean, basis = stats.mean(layer.name), stats.basis(layer.name, layer.rank)
+    projected = reader_transform(
+        weight, bias, mean, basis, kept=kept, order=layer.order, groups=layer.groups, block_basis=block
+    )
+    if layer.keep_dropped:
+        lost = dropped_part(
+            select_inputs(weight, kept, layer.groups), projected.weight, projected.basis, layer.groups
+        )
+        projected = projected._replace(offset_weight=lost)
+    new = _empty(plan, layer, module)
+    new.load_(projected)
+    return new
+
+
+def _kept_rows(plan: Plan, layer: LayerPlan, module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    weight = canonical_weight(module).detach()
+    bias = module.bias.detach() if isinstance(module.bias, Tensor) else None
+    rows = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].out_dim)
+    if rows is None:
+        return weight, bias
+    index = torch.tensor(rows, device=weight.device)
+    return weight.index_select(0, index), None if bias is None else bias.index_select(0, index)
+
+
+def _empty(plan: Plan, layer: LayerPlan, module: nn.Module) -> PCModule:
+    assert layer.rank is not None
+    return empty_like(
+        module,
+        layer.rank,
+        inputs=layer.kept_inputs,
+        outputs=layer.kept_outputs,
+        train_basis=layer.train_basis,
+        offset=layer.keep_dropped,
+    )
+
+
+def _swap(model: nn.Module, layer: LayerPlan, new: nn.Module) -> Swap:
+    return model.get_submodule(layer.name), new
+
+
+def _cut_tensors(plan: Plan, model: nn.Module) -> dict[int, tuple[Tensor, Tensor]]:
+    """Cut every tensor that loses channels and does not belong to a transformed layer: id -> (old, new)."""
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    transformed = {layer.name for layer in plan.transformed}
+    replaced: dict[int, tuple[Tensor, Tensor]] = {}
+    for name, dims in plan.slices.items():
+        if name.rpartition(".")[0] not in transformed:
+            old = tensors[name]
+            new = old.detach()
+            for dim, cut in dims.items():
+                new = new.index_select(dim, torch.tensor(cut.kept, device=old.device))
+            is_parameter = isinstance(old, nn.Parameter)
+            replaced[id(old)] = (old, nn.Parameter(new, old.requires_grad) if is_parameter else new)
+    return replaced
+
+
+def commit_(
+    model: nn.Module, swaps: list[Swap], cut: dict[int, tuple[Tensor, Tensor]], plan: Plan | None
+) -> Callable[[], None]:
+    """Put new layers and tensors in, wherever the old ones are held; return how to undo it all."""
+    replaced = {id(old): new for old, new in swaps}
+    undo: list[Callable[[], None]] = []
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and id(child) in replaced:
+                parent._modules[name] = replaced[id(child)]
+                undo.append(_restore(parent._modules, name, child))
+    for module in list(model.modules()):
+        sizes = dict(module.__dict__)
+        touched = False
+        for held in (module._parameters, module._buffers):
+            for name, tensor in list(held.items()):
+                if tensor is not None and id(tensor) in cut:
+                    held[name] = cut[id(tensor)][1]  # type: ignore[assignment]
+                    undo.append(_restore(held, name, tensor))
+                    touched = True
+        if touched:
+            sync_sizes_(module)
+            undo.append(_restore_sizes(module, sizes))
+    before = model.__dict__.get("_pcn_plan")
+    model.__dict__["_pcn_plan"] = plan
+    undo.append(_restore(model.__dict__, "_pcn_plan", before))
+
+    def undo_all() -> None:
+        for step in reversed(undo):
+            step()
+
+    return undo_all
+
+
+def _restore(held: dict, name: str, value: object) -> Callable[[], None]:  # type: ignore[type-arg]
+    return lambda: held.__setitem__(name, value)
+
+
+def _restore_sizes(module: nn.Module, before: dict[str, object]) -> Callable[[], None]:
+    numbers = {key: value for key, value in before.items() if isinstance(value, int)}
+    return lambda: module.__dict__.update(numbers)
