@@ -57,7 +57,9 @@ def _wiring(plan: Plan, graph: ChannelGraph) -> Wiring:
 
 
 def _possible(requests: list[Request], wiring: Wiring) -> tuple[list[Request], dict[str, str]]:
-    missing = {r.layer: "it was not called when the model was traced" for r in requests if r.layer not in wiring.outputs}
+    missing = {
+        r.layer: "it was not called when the model was traced" for r in requests if r.layer not in wiring.outputs
+    }
     for request in requests:
         width = len(wiring.outputs.get(request.layer, ()))
         if request.exact and request.layer in missing:
@@ -103,9 +105,7 @@ def _scores(plan: Plan, stats: Statistics | None, wiring: Wiring) -> Tensor:
 def _failure(model: nn.Module, example: Example, graph: ChannelGraph, dropped: Tensor) -> str | None:
     """Trace a copy without the dropped channels; return what goes wrong, or None."""
     slices = _slices(graph, dropped)
-    expected = {
-        name: tuple(classes[~dropped[classes]] for classes in tensor) for name, tensor in graph.tensors.items()
-    }
+    expected = {name: tuple(classes[~dropped[classes]] for classes in tensor) for name, tensor in graph.tensors.items()}
     try:
         check_couplings(skeleton(model, slices), example, expected, graph.class_count)
     except PCNError as error:
@@ -173,5 +173,7 @@ def _settle(layer: LayerPlan, output_reason: str | None) -> LayerPlan:
         if layer.order == "kept_block":
             layer = replace(layer, rank=left)
         else:
-            layer = replace(layer, note=f"rank {layer.rank} exceeds the {left} inputs kept: a plain layer would be smaller")
+            layer = replace(
+                layer, note=f"rank {layer.rank} exceeds the {left} inputs kept: a plain layer would be smaller"
+            )
     return replace(layer, output_reason=output_reason)

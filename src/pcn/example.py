@@ -65,6 +65,7 @@ class Example:
 
 def device_of(model: nn.Module) -> torch.device | None:
     """The device of a model's first parameter or buffer, or None when it has neither."""
-    first = next(model.parameters(), None)
-    first = next(model.buffers(), None) if first is None else first
+    first: Tensor | None = next(model.parameters(), None)
+    if first is None:
+        first = next(model.buffers(), None)
     return None if first is None else first.device

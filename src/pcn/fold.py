@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from pcn.errors import PlanError
 from pcn.layers import LAYER_TYPES, layer_type, unwrap
-from pcn.nn import PCModule
+from pcn.nn import PCModule, inherit_
 from pcn.plain import dense_layer
 from pcn.plan import LayerPlan, Plan, get_plan
+from pcn.skeleton import sync_sizes_
 from pcn.surgery import commit_
 
 
@@ -78,8 +79,6 @@ def _widen(plan: Plan, layer: LayerPlan, dense: nn.Module) -> nn.Module:
         bias = dense.bias.new_zeros(layer.out_features)
         bias[list(rows)] = dense.bias
         dense.bias = nn.Parameter(bias, dense.bias.requires_grad)
-    from pcn.skeleton import sync_sizes_
-
     sync_sizes_(dense)
     return dense
 
@@ -102,4 +101,5 @@ def _original_class(layer: LayerPlan, dense: nn.Module) -> nn.Module:
     assert layer_type(made) is not None and isinstance(dense.weight, Tensor)
     made.weight = nn.Parameter(dense.weight.detach().t().contiguous(), dense.weight.requires_grad)
     made.bias = dense.bias
-    return made.train(dense.training)
+    inherit_(made, dense)
+    return made

@@ -15,6 +15,7 @@ from torch import nn
 from pcn.errors import FileError, PCNError, PlanError
 from pcn.layers import unwrap
 from pcn.plan import Plan, get_plan
+from pcn.skeleton import skeleton
 
 PLAN_FILE = "plan.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -62,11 +63,10 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
     base = unwrap(model)
     target = Path(folder)
     plan = load_plan(target / PLAN_FILE)
-    expected = _planned_shapes(plan, base)
-    tensors = _read_tensors(target / WEIGHTS_FILE, expected)
+    tensors = _read_tensors(target / WEIGHTS_FILE, _planned_state(plan, base))
     plan.reshape_(base)
-    missing, unexpected = base.load_state_dict(tensors, strict=False)
-    assert not unexpected and not set(missing) - set(_shared(base))
+    on_meta = any(tensor.is_meta for tensor in base.state_dict().values())
+    base.load_state_dict(tensors, strict=False, assign=on_meta)
     return model
 
 
@@ -79,19 +79,17 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     return Plan.from_json(text)
 
 
-def _planned_shapes(plan: Plan, model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The state that the plan's architecture has, found on a copy without memory."""
-    from pcn.skeleton import skeleton
-
+def _planned_state(plan: Plan, model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state (without values) that the plan's architecture has, found on a copy without memory."""
     try:
         copied = skeleton(model, {}, device=torch.device("meta"))
         plan.reshape_(copied)
     except PCNError as error:
         raise FileError(f"the saved plan does not fit this {type(model).__name__}: {error}") from error
-    return {name: tuple(tensor.shape) for name, tensor in copied.state_dict().items()}
+    return copied.state_dict(keep_vars=True)
 
 
-def _read_tensors(path: Path, expected: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+def _read_tensors(path: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     try:
         with safe_open(str(path), framework="pt") as file:
             names = set(file.keys())
@@ -99,19 +97,18 @@ def _read_tensors(path: Path, expected: dict[str, tuple[int, ...]]) -> dict[str,
                 shape = tuple(file.get_slice(name).get_shape())
                 if name not in expected:
                     raise FileError(f"{path} holds {name!r}, which the planned model does not have")
-                if shape != expected[name]:
-                    raise FileError(f"{name!r} in {path} has shape {shape}, the planned model {expected[name]}")
+                if shape != tuple(expected[name].shape):
+                    planned = tuple(expected[name].shape)
+                    raise FileError(f"{name!r} in {path} has shape {shape}, the planned model {planned}")
+            _check_complete(path, names, expected)
             return {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise FileError(f"cannot read the weights {path}: {error}") from error
 
 
-def _shared(model: nn.Module) -> list[str]:
-    """The names under which a tensor is held a second time: files hold each tensor once."""
-    seen: set[int] = set()
-    again = []
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in seen:
-            again.append(name)
-        seen.add(id(tensor))
-    return again
+def _check_complete(path: Path, names: set[str], expected: dict[str, torch.Tensor]) -> None:
+    """Every tensor must be there under one of its names: files hold a shared tensor once."""
+    there = {id(expected[name]) for name in names}
+    missing = [name for name, tensor in expected.items() if id(tensor) not in there]
+    if missing:
+        raise FileError(f"{path} lacks {len(missing)} tensors of the planned model, {missing[0]!r} among them")

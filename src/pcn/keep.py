@@ -148,5 +148,7 @@ def _conflict(
 
 def _refuse(request: Request, choice: Choice, reason: str) -> None:
     if request.exact:
-        raise ConfigError(f"{request.layer!r} is asked to keep {request.keep} outputs, but none can be dropped: {reason}")
+        raise ConfigError(
+            f"{request.layer!r} is asked to keep {request.keep} outputs, but none can be dropped: {reason}"
+        )
     choice.reasons[request.layer] = reason

@@ -62,7 +62,8 @@ def groups_of(module: nn.Module) -> int:
 def canonical_weight(module: nn.Module) -> Tensor:
     """Return the weight as (out, in / groups, *kernel), a view of the module's own."""
     kind = layer_type(module)
-    assert kind is not None and isinstance(module.weight, Tensor)
+    assert kind is not None
+    assert isinstance(module.weight, Tensor)
     return module.weight.transpose(0, 1) if kind is TRANSPOSED_LINEAR else module.weight
 
 

@@ -45,7 +45,7 @@ def to_plain(model: nn.Module, form: Form = "factored") -> nn.Module:
     for prefix, parent in list(model.named_modules()):
         for name, child in parent._modules.items():
             if child is not None:
-                parent._modules[name] = plain(child, f"{prefix}.{name}" if prefix else name)
+                parent._modules[name] = plain(child, repr(f"{prefix}.{name}" if prefix else name))
     return plain(model, "the model")
 
 

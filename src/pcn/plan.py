@@ -45,7 +45,8 @@ class LayerPlan:
     keep_dropped: bool = False
     activation: str | None = None  # layers with the same one read the same input and share its basis
     norm_after: str | None = None  # the batch norm that alone reads the output: it can absorb a gained bias
-    positions: int | None = None  # output positions per sample, where the graph is known
+    in_positions: int | None = None  # positions of the input per sample, where the graph is known
+    out_positions: int | None = None
     reason: str | None = None  # why the input is not transformed
     output_reason: str | None = None  # why no output is dropped, or fewer than asked for
     note: str | None = None
@@ -82,26 +83,22 @@ class LayerPlan:
     @property
     def flops_before(self) -> int | None:
         """Floating-point operations of one forward pass, per sample."""
-        if self.positions is None:
+        if self.out_positions is None:
             return None
-        return 2 * self.positions * self.out_features * self.in_features // self.groups * self.taps
+        return 2 * self.out_positions * self.out_features * self.in_features // self.groups * self.taps
 
     @property
     def flops_after(self) -> int | None:
-        """The same after the change; the projection counts, as if it ran at the output's positions."""
-        if self.positions is None:
+        """The same after the change, the projection included."""
+        if self.in_positions is None or self.out_positions is None:
             return None
         width = self.kept_inputs // self.groups if self.rank is None else self.rank
-        projection = 0 if self.rank is None else self.kept_inputs * self.rank
-        return 2 * self.positions * (self.kept_outputs * width * self.taps + projection)
+        projection = 0 if self.rank is None else self.in_positions * self.kept_inputs * self.rank
+        return 2 * (self.out_positions * self.kept_outputs * width * self.taps + projection)
 
     @property
     def changed(self) -> bool:
-        return (
-            self.rank is not None
-            or self.kept_inputs != self.in_features
-            or self.kept_outputs != self.out_features
-        )
+        return self.rank is not None or self.kept_inputs != self.in_features or self.kept_outputs != self.out_features
 
 
 @dataclass(frozen=True)

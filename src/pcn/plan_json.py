@@ -41,7 +41,9 @@ def loads(text: str) -> Plan:
     layers = [_layer(item) for item in _list(data.get("layers"), "layers")]
     if len({layer.name for layer in layers}) != len(layers):
         raise FileError("the plan names a layer twice")
-    plan = Plan({layer.name: layer for layer in layers}, _slices(data.get("slices", {})), _texts(data.get("left_alone", {})))
+    plan = Plan(
+        {layer.name: layer for layer in layers}, _slices(data.get("slices", {})), _texts(data.get("left_alone", {}))
+    )
     _check_widths(plan)
     return plan
 

@@ -77,7 +77,7 @@ def _plan_inputs(
     layers: dict[str, LayerPlan] = {}
     left_alone: dict[str, str] = {}
     for name, module, reason in found:
-        if layer_type(module) is None or reason and "parametrised" in reason:
+        if layer_type(module) is None or (reason and "parametrised" in reason):
             left_alone[name] = reason or "it cannot be transformed"
             continue
         layer = _describe(name, module)
@@ -92,7 +92,13 @@ def _describe(name: str, module: nn.Module) -> LayerPlan:
     assert kind is not None
     groups = groups_of(module)
     return LayerPlan(
-        name, kind.kind, weight.shape[1] * groups, weight.shape[0], groups, tuple(weight.shape[2:]), module.bias is not None
+        name,
+        kind.kind,
+        weight.shape[1] * groups,
+        weight.shape[0],
+        groups,
+        tuple(weight.shape[2:]),
+        module.bias is not None,
     )
 
 
@@ -144,7 +150,8 @@ def _rank(name: str, rule: object, spectrum: SpectrumLike, multiple_of: int) -> 
         rank, note = 1, f"no direction has a variance above {getattr(rule, 'variance', 0.0)}: one is kept"
     if not 1 <= rank <= spectrum.width:
         raise ConfigError(
-            f"{name!r} is asked for rank {rank}, but its input has {spectrum.width} dimensions; give 1 to {spectrum.width}"
+            f"{name!r} is asked for rank {rank}, but its input has {spectrum.width} dimensions; "
+            f"give 1 to {spectrum.width}"
         )
     return min(-(-rank // multiple_of) * multiple_of, spectrum.width), note
 
@@ -172,11 +179,14 @@ def _with_graph(
     if graph is None:
         return layers
     batch = next((leaf.shape[0] for leaf in tree_leaves(example and example.inputs) if _has_batch(leaf)), 1)
+    none = (None, None)
+    positions = {name: tuple(count // batch for count in counts) for name, counts in graph.positions.items()}
     return {
         name: replace(
             layer,
             norm_after=graph.norm_after.get(name),
-            positions=graph.positions[name] // batch if name in graph.positions else None,
+            in_positions=positions.get(name, none)[0],
+            out_positions=positions.get(name, none)[1],
             activation=layer.activation or " ".join(graph.reads.get(name, ())) or None,
         )
         for name, layer in layers.items()

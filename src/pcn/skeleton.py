@@ -12,15 +12,15 @@ from pcn.errors import PlanError
 from pcn.plan import Slices
 
 
-def skeleton(model: nn.Module, slices: Slices) -> nn.Module:
-    """Copy the structure of a model with empty tensors of the sizes that the slices leave."""
+def skeleton(model: nn.Module, slices: Slices, device: torch.device | None = None) -> nn.Module:
+    """Copy a model's structure with empty tensors of the sizes that the slices leave (on its own device by default)."""
     memo: dict[int, Any] = {}
     sizes = {name: {dim: len(cut.kept) for dim, cut in dims.items()} for name, dims in slices.items()}
     touched = set()
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for name, tensor in tensors:
         if id(tensor) not in memo or name in sizes:
-            memo[id(tensor)] = _empty(tensor, sizes.get(name, {}))
+            memo[id(tensor)] = _empty(tensor, sizes.get(name, {}), device)
         if name in sizes:
             touched.add(name.rpartition(".")[0])
     try:
@@ -32,10 +32,10 @@ def skeleton(model: nn.Module, slices: Slices) -> nn.Module:
     return copied
 
 
-def _empty(tensor: Tensor, sizes: dict[int, int]) -> Tensor:
+def _empty(tensor: Tensor, sizes: dict[int, int], device: torch.device | None) -> Tensor:
     shape = [sizes.get(dim, size) for dim, size in enumerate(tensor.shape)]
     # Memory that is never touched costs nothing.
-    empty = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+    empty = torch.empty(shape, dtype=tensor.dtype, device=device or tensor.device)
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
@@ -58,4 +58,4 @@ def sync_sizes_(module: nn.Module) -> None:
     elif isinstance(module, nn.Embedding) and isinstance(weight, Tensor):
         module.embedding_dim = weight.shape[1]
     elif type(module).__name__ == "Conv1D" and isinstance(weight, Tensor) and hasattr(module, "nf"):
-        module.nx, module.nf = weight.shape
+        module.nx, module.nf = (int(size) for size in weight.shape)

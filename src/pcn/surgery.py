@@ -16,7 +16,7 @@ from pcn.skeleton import sync_sizes_
 from pcn.statistics import Statistics
 from pcn.transform import dropped_part, reader_transform, select_inputs
 
-Swap = tuple[nn.Module, nn.Module]
+Swap = tuple[nn.Module, nn.Module]  # the old layer and the new one
 
 
 def apply_plan_(plan: Plan, model: nn.Module, stats: Statistics, *, check: bool = True) -> None:
@@ -56,12 +56,16 @@ def check_fits(plan: Plan, model: nn.Module) -> None:
         kind = None if module is None else layer_type(module)
         if module is None or kind is None or kind.kind != layer.kind:
             found = "no such layer" if module is None else type(module).__name__
-            raise PlanError(f"the plan has a {layer.kind} layer {layer.name!r}, the model {found}{suggest(layer.name, modules)}")
+            raise PlanError(
+                f"the plan has a {layer.kind} layer {layer.name!r}, the model {found}{suggest(layer.name, modules)}"
+            )
         weight = canonical_weight(module)
         sizes = (in_width(module), out_width(module), groups_of(module), tuple(weight.shape[2:]))
         planned = (layer.in_features, layer.out_features, layer.groups, layer.kernel)
         if sizes != planned:
-            raise PlanError(f"{layer.name!r} has (inputs, outputs, groups, kernel) {sizes}, the plan was made for {planned}")
+            raise PlanError(
+                f"{layer.name!r} has (inputs, outputs, groups, kernel) {sizes}, the plan was made for {planned}"
+            )
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     for name, dims in plan.slices.items():
         if name not in tensors:
@@ -94,9 +98,7 @@ def _transformed(plan: Plan, layer: LayerPlan, model: nn.Module, stats: Statisti
         weight, bias, mean, basis, kept=kept, order=layer.order, groups=layer.groups, block_basis=block
     )
     if layer.keep_dropped:
-        lost = dropped_part(
-            select_inputs(weight, kept, layer.groups), projected.weight, projected.basis, layer.groups
-        )
+        lost = dropped_part(select_inputs(weight, kept, layer.groups), projected.weight, projected.basis, layer.groups)
         projected = projected._replace(offset_weight=lost)
     new = _empty(plan, layer, module)
     new.load_(projected)

@@ -63,8 +63,8 @@ def reader_transform(
         projected, shifted = input_transform(kept_weight, bias, kept_mean, kept_basis, groups)
     elif order == "project_first":
         projected, shifted = input_transform(weight, bias, mean, basis, groups)
-    elif block_basis is not None:
-        kept_basis = block_basis
+    elif kept is None or block_basis is not None:
+        kept_basis = basis if block_basis is None else block_basis
         projected, shifted = _project(kept_weight, kept_basis, groups), _shifted_bias(weight, bias, mean, groups)
     else:
         raise PlanError("order 'kept_block' needs block_basis, the eigenvectors of the kept block of the covariance")

@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
+import pcn
 from pcn.cli import counts, demo
 from pcn.cli.command import Command
 from pcn.cli.screen import Screen
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of every command in ``COMMANDS``."""
     parser = argparse.ArgumentParser("pcn", description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=_Formatter)
-    parser.add_argument("--version", action="version", version=f"pcn {version('pcn')}")
+    parser.add_argument("--version", action="version", version=f"pcn {pcn.__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         sub = subparsers.add_parser(

@@ -20,11 +20,10 @@ NETWORKS = tuple(name for name in models.names() if name != "mnist_network")  # 
 def build(name: str) -> nn.Module:
     """Build one of the paper's networks on the meta device; a PCN from its parent, by a plan of shapes only."""
     with torch.device("meta"):
-        model = models.build(name)
-        config = models.config(name)
-        if config is not None:
-            plan = make_plan(model, None, config, example=Example.of(models.example(name)))
-            plan.reshape_(model)
+        model, images = models.build(name), models.example(name)
+    config = models.config(name)
+    if config is not None:
+        make_plan(model, None, config, example=Example.of(images)).reshape_(model)
     return model
 
 

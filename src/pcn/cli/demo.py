@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+import torch
+
 from pcn.cli.command import Command
 from pcn.cli.screen import Screen
+from pcn.config import PCNConfig
 from pcn.demo import Comparison, Recipe, compare, epochs_in_all
 from pcn.demo.results import NARROWER, PARENT, PCN, Run
 
@@ -29,7 +32,8 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     recipe = Recipe(arguments.epochs, arguments.switch_after, arguments.seeds, arguments.seed)
     screen.text(
         f"Digits: 897 training, 300 validation and 600 test images, split anew for each of {recipe.seeds} seeds.\n"
-        f"Every network trains for {recipe.epochs} epochs; the PCN is the parent until epoch {recipe.switch_after}."
+        f"Every network trains for {recipe.epochs} epochs on {torch.get_num_threads()} CPU threads; "
+        f"the PCN is the parent until epoch {recipe.switch_after}."
     )
     with screen.progress(epochs_in_all(recipe)) as bar:
         comparison = compare(recipe, report=lambda name: bar.update(bar.task_ids[0], advance=1, description=name))
@@ -42,7 +46,7 @@ def _show_switch(comparison: Comparison, screen: Screen) -> None:
     first = comparison.switches[0]
     screen.heading(f"Look: what the layers read (seed {comparison.recipe.first_seed})")
     screen.text(first.statistics)
-    screen.heading("Plan: 95% of the variance of each input")
+    screen.heading(f"Plan: {PCNConfig().rank} for every layer")
     screen.text(first.plan)
     screen.heading("Switch")
     screen.text(
@@ -55,9 +59,8 @@ def _show_table(comparison: Comparison, screen: Screen) -> None:
     screen.heading(f"After {comparison.recipe.epochs} epochs (mean over {comparison.recipe.seeds} seeds)")
     screen.table(COLUMNS, [_row(comparison, network) for network in (PARENT, PCN, NARROWER)])
     mean, error = comparison.paired_difference()
-    screen.text(
-        f"\nPCN minus narrower, seed by seed: {mean:+.2f} ± {error:.2f} points of test accuracy (standard error)."
-    )
+    uncertainty = "one seed, so its error is unknown" if error is None else f"standard error {error:.2f}"
+    screen.text(f"\nPCN minus narrower, seed by seed: {mean:+.2f} points of test accuracy ({uncertainty}).")
 
 
 def _row(comparison: Comparison, network: str) -> list[object]:

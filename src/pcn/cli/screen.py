@@ -15,12 +15,17 @@ from rich.table import Table
 PIPE_WIDTH = 160  # wide enough that no table is cut where there is no terminal to ask
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # for the command line to handle; the default ends the process with an error
+
+
 class Screen:
     """Results go to standard output, progress to standard error."""
 
     def __init__(self, *, json: bool = False) -> None:
         self.json = json
-        self._out = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=True)
+        self._out = _Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=True)
         self._err = Console(stderr=True, quiet=json)
 
     def text(self, line: object = "") -> None:

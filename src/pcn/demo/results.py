@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 from pcn.demo.recipe import Recipe
 
 PARENT, PCN, NARROWER = "parent", "PCN", "narrower"
@@ -52,12 +54,13 @@ class Comparison:
         values = [of(run) for run in self.runs[network]]
         return statistics.stdev(values) if len(values) > 1 else 0.0
 
-    def paired_difference(self) -> tuple[float, float]:
-        """Return PCN minus narrower in test accuracy: the mean over the seeds, and its standard error."""
+    def paired_difference(self) -> tuple[float, float | None]:
+        """Return PCN minus narrower in test accuracy: the mean over the seeds and its standard error, if known."""
         pairs = zip(self.runs[PCN], self.runs[NARROWER], strict=True)
         differences = [a.test_accuracy_percent - b.test_accuracy_percent for a, b in pairs]
-        mean = statistics.fmean(differences)
-        return mean, statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else float("nan")
+        several = len(differences) > 1
+        error = statistics.stdev(differences) / len(differences) ** 0.5 if several else None
+        return statistics.fmean(differences), error
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON: the recipe, the mean of each number over the seeds, and every run."""
@@ -73,7 +76,14 @@ class Comparison:
         switches = [
             {"seed": run.seed, **_numbers(switch)} for run, switch in zip(self.runs[PCN], self.switches, strict=True)
         ]
-        return {"recipe": self.recipe.as_dict(), "networks": networks, "switches": switches}
+        mean, error = self.paired_difference()
+        return {
+            "recipe": self.recipe.as_dict(),
+            "threads": torch.get_num_threads(),
+            "networks": networks,
+            "switches": switches,
+            "pcn_minus_narrower_percent": {"mean": mean, "standard_error": error},
+        }
 
 
 def _numbers(switch: Switch) -> dict[str, float]:

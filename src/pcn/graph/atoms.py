@@ -1,4 +1,4 @@
-"""Channel bookkeeping: every index of every tensor dimension is an atom; atoms that must be kept or dropped together are coupled."""
+"""Channel bookkeeping: every index of a dimension is an atom; atoms that go or stay together are coupled."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from pcn.graph import pointwise, reshaping, weighted  # noqa: F401  (imported fo
 from pcn.graph.atoms import Atoms, Carried
 from pcn.graph.rules import apply_rule
 from pcn.graph.trace import as_call, caller, capture, shapes, sources
-from pcn.graph.weighted import INPUT_ARGUMENT, WEIGHT_ARGUMENT
+from pcn.graph.weighted import INPUT_INDEX, WEIGHT_ARGUMENT
 from pcn.layers import unwrap
 
 Labels = Mapping[str, tuple[Tensor, ...]]
@@ -33,7 +34,7 @@ class ChannelGraph:
     pinned: dict[int, str]
     class_count: int
     reads: dict[str, tuple[str, ...]] = field(default_factory=dict)  # layer -> the activations that it is called on
-    positions: dict[str, int] = field(default_factory=dict)  # layer -> output positions per call, batch included
+    positions: dict[str, tuple[int, int]] = field(default_factory=dict)  # layer -> input and output positions
     norm_after: dict[str, str] = field(default_factory=dict)  # layer -> the batch norm that alone reads its output
     directly_read: dict[str, str] = field(default_factory=dict)  # layer -> who uses its weight without calling it
 
@@ -87,7 +88,7 @@ class _Walk:
         self.names = {id(module): name for name, module in model.named_modules()}
         self.tensors: dict[str, tuple[Tensor, ...]] = {}
         self.reads: dict[str, tuple[str, ...]] = {}
-        self.positions: dict[str, int] = {}
+        self.positions: dict[str, tuple[int, int]] = {}
         self.norm_after: dict[str, str] = {}
         self.directly_read: dict[str, str] = {}
 
@@ -117,7 +118,8 @@ class _Walk:
         call = as_call(node, carried)
         if call.op == "getitem":
             container, index = node.args
-            value = carried[container]  # type: ignore[index]
+            assert isinstance(container, fx.Node)
+            value = carried[container]
             return value[index] if isinstance(value, list) else value
         if call.op in WEIGHT_ARGUMENT:
             self._reading(node, call[WEIGHT_ARGUMENT[call.op]])
@@ -135,11 +137,12 @@ class _Walk:
             self.directly_read[layer] = who
             self.atoms.pin_all(weight, f"{who!r} uses its weight without calling it")
             return
-        argument = INPUT_ARGUMENT[as_op(node)]
-        source = node.args[0] if argument == "input" else node.args[1]
+        source = node.args[INPUT_INDEX[as_op(node)]]
+        assert isinstance(source, fx.Node)
         self.reads[layer] = (*self.reads.get(layer, ()), str(source))
-        out = shapes(node)[0]
-        self.positions[layer] = self.positions.get(layer, 0) + _positions(out, weight, as_op(node))
+        spatial = max(weight.ndim - 2, 0)
+        inputs, outputs = self.positions.get(layer, (0, 0))
+        self.positions[layer] = (inputs + _positions(source, spatial), outputs + _positions(node, spatial))
         self._norm(node, layer)
 
     def _norm(self, node: fx.Node, layer: str) -> None:
@@ -161,10 +164,8 @@ def as_op(node: fx.Node) -> str:
     return str(getattr(node.target, "overloadpacket", node.target)).replace("::", ".")
 
 
-def _positions(out: tuple[int, ...], weight: Carried, op: str) -> int:
-    """Output positions of one call: everything but the channels."""
-    width = weight.shape[1] if op == "aten.addmm" else weight.shape[0]
-    total = 1
-    for size in out:
-        total *= size
-    return total // max(width, 1)
+def _positions(node: fx.Node, spatial: int) -> int:
+    """The number of positions at which a tensor holds channels."""
+    shape = shapes(node)[0]
+    channels = len(shape) - spatial - 1
+    return math.prod(shape[:channels]) * math.prod(shape[channels + 1 :])

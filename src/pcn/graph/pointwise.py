@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from pcn.graph.atoms import Atoms, Carried, Label
-from pcn.graph.rules import Call, Output, rule
+from pcn.graph.rules import Call, Output, operators, rule
 
-UNARY = """
-abs alias alpha_dropout bernoulli celu clamp clamp_max clamp_min clone contiguous cos detach detach_ dropout elu erf exp
-feature_dropout gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu lift_fresh_copy log log1p log_sigmoid mish
-native_dropout neg ones_like reciprocal relu relu6 rrelu rsqrt selu sigmoid sign silu sin softplus softshrink softsign
-sqrt square tanh tanhshrink threshold to _to_copy type_as zeros_like feature_alpha_dropout expm1 float half double
-bfloat16 nan_to_num isnan logical_not floor ceil round full_like rand_like randn_like empty_like
-""".split()
+UNARY = operators(
+    """
+    _to_copy abs alias alpha_dropout bernoulli bfloat16 ceil celu clamp clamp_max clamp_min clone contiguous cos
+    detach detach_ double dropout elu empty_like erf exp expm1 feature_alpha_dropout feature_dropout float floor
+    full_like gelu half hardshrink hardsigmoid hardswish hardtanh isnan leaky_relu lift_fresh_copy log log1p
+    log_sigmoid logical_not mish nan_to_num native_dropout neg ones_like rand_like randn_like reciprocal relu
+    relu6 round rrelu rsqrt selu sigmoid sign silu sin softplus softshrink softsign sqrt square tanh tanhshrink
+    threshold to type_as zeros_like
+    """
+)
 
-BROADCAST = """
-add addcdiv addcmul atan2 bitwise_and bitwise_or copysign div eq floor_divide fmod ge gt le lerp logical_and logical_or
-lt masked_fill maximum minimum mul multiply ne pow remainder rsub sub true_divide where xlogy
-""".split()
+BROADCAST = operators(
+    """
+    add addcdiv addcmul atan2 bitwise_and bitwise_or copysign div eq floor_divide fmod ge gt le lerp logical_and
+    logical_or lt masked_fill maximum minimum mul multiply ne pow remainder rsub sub true_divide where xlogy
+    """
+)
 
 
-@rule(*(f"aten.{name}" for name in UNARY))
+@rule(*UNARY)
 def unary(atoms: Atoms, call: Call) -> Output:
     value, *others = call.tensors()
     if others and call.op not in ("aten.to", "aten.type_as"):  # bounds of a clamp, say, given as tensors
@@ -28,7 +33,7 @@ def unary(atoms: Atoms, call: Call) -> Output:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-@rule(*(f"aten.{name}" for name in BROADCAST))
+@rule(*BROADCAST)
 def broadcast(atoms: Atoms, call: Call) -> Carried:
     return join(atoms, call, list(call.tensors()), call.shape)
 
@@ -95,9 +100,7 @@ def along(atoms: Atoms, call: Call) -> Carried:
     return Carried(call.shape, tuple(labels))
 
 
-@rule(
-    *(f"aten.{name}" for name in "mean sum amax amin var std norm linalg_vector_norm prod any all argmax max min".split())
-)
+@rule(*operators("mean sum amax amin var std norm linalg_vector_norm prod any all argmax max min"))
 def reduce(atoms: Atoms, call: Call) -> Output:
     value, *others = call.tensors()
     if others:  # max and min of two tensors, position by position

@@ -149,7 +149,9 @@ def stack(atoms: Atoms, call: Call) -> Carried:
     return Carried(call.shape, (*labels[:dim], None, *labels[dim:]))
 
 
-@rule("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unsafe_split", "aten.unsafe_chunk", "aten.tensor_split")
+@rule(
+    "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unsafe_split", "aten.unsafe_chunk", "aten.tensor_split"
+)
 def split(atoms: Atoms, call: Call) -> Output:
     value = next(call.tensors())
     dim = call.get("dim", 0) % value.ndim
@@ -196,7 +198,9 @@ def select(atoms: Atoms, call: Call) -> Output:
     return outputs[0] if call.op == "aten.select" else outputs
 
 
-@rule("aten.pad", "aten.constant_pad_nd", *(f"aten.{m}_pad{n}d" for m in ("reflection", "replication") for n in (1, 2, 3)))
+@rule(
+    "aten.pad", "aten.constant_pad_nd", *(f"aten.{m}_pad{n}d" for m in ("reflection", "replication") for n in (1, 2, 3))
+)
 def pad(atoms: Atoms, call: Call) -> Carried:
     value = next(call.tensors())
     labels = list(value.labels)

@@ -63,6 +63,15 @@ def rule(*ops: str) -> Callable[[Rule], Rule]:
     return register
 
 
+def operators(names: str) -> tuple[str, ...]:
+    """Return a list of ATen operators written as words.
+
+    >>> operators("add mul")
+    ('aten.add', 'aten.mul')
+    """
+    return tuple(f"aten.{name}" for name in names.split())
+
+
 def apply_rule(atoms: Atoms, call: Call) -> Output:
     """Carry channels through one call, by its rule or, without one, by pinning all that it reads."""
     name = call.op.removesuffix("_") if call.op.removesuffix("_") in RULES else call.op

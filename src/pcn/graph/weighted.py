@@ -9,7 +9,7 @@ CONVOLUTION_OPS = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolutio
 LINEAR_OPS = ("aten.linear",)
 ADDMM_OPS = ("aten.addmm",)
 WEIGHT_ARGUMENT = dict.fromkeys((*CONVOLUTION_OPS, *LINEAR_OPS), "weight") | dict.fromkeys(ADDMM_OPS, "mat2")
-INPUT_ARGUMENT = dict.fromkeys((*CONVOLUTION_OPS, *LINEAR_OPS), "input") | dict.fromkeys(ADDMM_OPS, "mat1")
+INPUT_INDEX = dict.fromkeys((*CONVOLUTION_OPS, *LINEAR_OPS), 0) | dict.fromkeys(ADDMM_OPS, 1)
 
 
 @rule(*LINEAR_OPS)

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pcn.models.initialise import resnet_
-
-MOMENTUM = 0.003  # of the running statistics, in PyTorch's sense: 0.997 in TensorFlow's
-
-
-def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
-
-
-def _batch_norm(channels: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(channels, eps=1e-5, momentum=MOMENTUM)
+from pcn.models.residual import batch_norm, convolution, projection
 
 
 class BasicBlock(nn.Module):
@@ -25,14 +14,11 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, *, stride: int = 1, project: bool = False) -> None:
         super().__init__()
-        self.conv1 = _convolution(inputs, outputs, 3, stride)
-        self.bn1 = _batch_norm(outputs)
-        self.conv2 = _convolution(outputs, outputs, 3)
-        self.bn2 = _batch_norm(outputs)
-        self.shortcut = nn.Sequential()
-        if project:
-            layers = OrderedDict(conv=_convolution(inputs, outputs, 1, stride), bn=_batch_norm(outputs))
-            self.shortcut = nn.Sequential(layers)
+        self.conv1 = convolution(inputs, outputs, 3, stride)
+        self.bn1 = batch_norm(outputs)
+        self.conv2 = convolution(outputs, outputs, 3)
+        self.bn2 = batch_norm(outputs)
+        self.shortcut = projection(inputs, outputs, stride) if project else nn.Sequential()
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))
@@ -50,8 +36,8 @@ class CIFARResNet(nn.Module):
 
     def __init__(self, blocks: int, width: int, classes: int = 10) -> None:
         super().__init__()
-        self.conv1 = _convolution(3, width, 3)
-        self.bn1 = _batch_norm(width)
+        self.conv1 = convolution(3, width, 3)
+        self.bn1 = batch_norm(width)
         self.stage1 = _stage(width, width, blocks, stride=1)
         self.stage2 = _stage(width, 2 * width, blocks, stride=2)
         self.stage3 = _stage(2 * width, 4 * width, blocks, stride=2)

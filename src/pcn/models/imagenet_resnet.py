@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pcn.models.initialise import resnet_
+from pcn.models.residual import batch_norm, convolution, projection
 
 EXPANSION = 4  # a block's outputs are this many times wider than its 3x3 convolution
-
-
-def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
 
 
 class Bottleneck(nn.Module):
@@ -22,16 +17,13 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs: int, width: int, *, stride: int = 1, project: bool = False) -> None:
         super().__init__()
         outputs = EXPANSION * width
-        self.conv1 = _convolution(inputs, width, 1)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _convolution(width, width, 3, stride)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = _convolution(width, outputs, 1)
-        self.bn3 = nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Sequential()
-        if project:
-            layers = OrderedDict(conv=_convolution(inputs, outputs, 1, stride), bn=nn.BatchNorm2d(outputs))
-            self.shortcut = nn.Sequential(layers)
+        self.conv1 = convolution(inputs, width, 1)
+        self.bn1 = batch_norm(width)
+        self.conv2 = convolution(width, width, 3, stride)
+        self.bn2 = batch_norm(width)
+        self.conv3 = convolution(width, outputs, 1)
+        self.bn3 = batch_norm(outputs)
+        self.shortcut = projection(inputs, outputs, stride) if project else nn.Sequential()
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))
@@ -50,8 +42,8 @@ class ImageNetResNet(nn.Module):
 
     def __init__(self, blocks: tuple[int, int, int, int], width: int = 64, classes: int = 1000) -> None:
         super().__init__()
-        self.conv1 = _convolution(3, width, 7, stride=2)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.conv1 = convolution(3, width, 7, stride=2)
+        self.bn1 = batch_norm(width)
         self.stage1 = _stage(width, width, blocks[0], stride=1)
         self.stage2 = _stage(EXPANSION * width, 2 * width, blocks[1], stride=2)
         self.stage3 = _stage(EXPANSION * 2 * width, 4 * width, blocks[2], stride=2)

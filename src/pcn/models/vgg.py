@@ -26,8 +26,8 @@ class VGG(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.features(images).flatten(1)
-        x = self.dropout(F.relu(self.fc1(x)))
-        x = self.dropout(F.relu(self.fc2(x)))
+        x = F.relu(self.fc1(self.dropout(x)))
+        x = F.relu(self.fc2(self.dropout(x)))
         return self.output(x)  # type: ignore[no-any-return]
 
 

@@ -1,0 +1,113 @@
+"""The leading eigenpairs of a large symmetric operator, without its matrix: a block Krylov space that grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+BLOCK = 32
+PROBE = 8
+DEPENDENT = 1e-10  # a column with less than this outside the space adds nothing to it
+
+Apply = Callable[[Tensor], Tensor]
+Enough = Callable[[Tensor], int | None]
+
+
+class Krylov:
+    """A growing orthonormal basis Q of the space spanned by V, VC, VC², ... for a symmetric C.
+
+    Vectors are rows throughout, which is how the products run fastest. ``apply`` computes q C for rows q (k, w);
+    ``trace`` is the trace of C, which tells when nothing is left to find. A pair has converged when its residual is
+    below ``tolerance`` times its eigenvalue or ``floor`` times the largest one; the error of an eigenvalue is of the
+    order of the square of that.
+    """
+
+    def __init__(self, apply: Apply, trace: Tensor, start: Tensor, tolerance: float, floor: float) -> None:
+        self._apply, self._trace, self._tolerance, self._floor = apply, trace, tolerance, floor
+        self._width = start.shape[1]
+        self._basis = start.new_empty(0, self._width)  # Q
+        self._image = start.new_empty(0, self._width)  # Q C
+        self._reduced = start.new_empty(0, 0)  # Q C Qᵀ
+        self._next = start
+
+    def until(self, enough: Enough, limit: int) -> tuple[Tensor, Tensor] | None:
+        """Grow until the leading pairs are found, or return None when that takes more than ``limit`` dimensions.
+
+        ``enough`` is given eigenvalues in descending order and says how many of them, from the largest, are needed to
+        answer the question; None means more than there are. Eigenvalues that do not come back are 0.
+        """
+        sure_of = None
+        while True:
+            values, turn = self._ritz()
+            needed = enough(values)
+            if needed is not None and self._converged(values[:needed], turn[:needed]):
+                if needed == sure_of or self._exhausted():
+                    return values[:needed], turn[:needed] @ self._basis
+                # The Krylov space holds no more copies of a multiple eigenvalue than the block has rows; random rows
+                # would show one that is missing.
+                sure_of = needed
+                self._next = torch.cat([self._next, random_rows(PROBE, self._basis)])
+                self._grow(1)
+            elif self._exhausted():
+                return values, turn @ self._basis
+            elif self.dimensions >= limit:
+                return None
+            self._grow(self.dimensions // 8)
+
+    @property
+    def dimensions(self) -> int:
+        return self._basis.shape[0]
+
+    def leading(self, count: int) -> Tensor:
+        """The leading directions (count, w) as far as they are known, converged or not."""
+        return self._ritz()[1][:count] @ self._basis
+
+    def _ritz(self) -> tuple[Tensor, Tensor]:
+        values, turn = torch.linalg.eigh(self._reduced)
+        return values.flip(0).clamp_min(0), turn.flip(1).T
+
+    def _converged(self, values: Tensor, turn: Tensor) -> bool:
+        residual = turn @ self._image - (values.unsqueeze(1) * turn) @ self._basis
+        allowed = torch.maximum(self._tolerance * values, self._floor * values[:1])
+        return bool((torch.linalg.vector_norm(residual, dim=1) <= allowed).all())
+
+    def _exhausted(self) -> bool:
+        left = self._trace - self._reduced.diagonal().sum()
+        return self.dimensions == self._width or bool(left <= self._floor * self._trace)
+
+    def _grow(self, least: int) -> None:
+        """Add at least one block and so many dimensions, or as many as there are."""
+        target = min(self.dimensions + max(least, 1), self._width)
+        while self.dimensions < target:
+            block = self._orthonormal(self._next)
+            if len(block) == 0:  # the space is invariant, yet does not hold all of the variance
+                block = self._orthonormal(random_rows(BLOCK, self._basis))
+            self._append(block, self._apply(block))
+
+    def _append(self, block: Tensor, image: Tensor) -> None:
+        across, corner = self._basis @ image.T, block @ image.T
+        top = torch.cat([self._reduced, across], dim=1)
+        bottom = torch.cat([across.T, (corner + corner.T) / 2], dim=1)
+        self._reduced = torch.cat([top, bottom])
+        self._basis = torch.cat([self._basis, block])
+        self._image = torch.cat([self._image, image])
+        self._next = image
+
+    def _orthonormal(self, block: Tensor) -> Tensor:
+        """Orthonormalise rows against the basis and each other; those that add nothing are left out."""
+        block = block[: self._width - self.dimensions]
+        block = block / torch.linalg.vector_norm(block, dim=1, keepdim=True).clamp_min(torch.finfo(block.dtype).tiny)
+        for _ in range(2):  # one round leaves traces of the basis where a row nearly lies in it
+            block = block - (block @ self._basis.T) @ self._basis
+            columns, triangle = torch.linalg.qr(block.T)
+            block = columns.T[triangle.diagonal().abs() > DEPENDENT]
+        return block
+
+
+def random_rows(count: int, like: Tensor) -> Tensor:
+    """Rows of the same width, device and precision, the same ones every time for a given shape."""
+    dimensions, width = like.shape
+    generator = torch.Generator().manual_seed(dimensions)
+    return torch.randn(count, width, generator=generator, dtype=torch.float64).to(like)

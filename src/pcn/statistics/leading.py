@@ -1,0 +1,56 @@
+"""The leading eigenpairs of one group of channels, from moments that are applied rather than decomposed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pcn.statistics.blocks import exact_products
+from pcn.statistics.krylov import BLOCK, Apply, Enough, Krylov, random_rows
+from pcn.statistics.moments import Moments
+from pcn.statistics.samples import Samples
+
+TOLERANCE = 1e-6
+ROUGH_TOLERANCE = 1e-4  # here fp32 products have done their part, and fp64 ones go on
+ROUGH_FLOOR = 1e-6
+SURPLUS = 1.5  # directions handed on from fp32 to fp64, relative to those needed
+
+
+class Leading:
+    """A solver that starts with fp32 products where samples were kept, and always ends with fp64 ones."""
+
+    def __init__(self, moments: Moments, group: int, trace: Tensor) -> None:
+        self._moments, self._group, self._trace = moments, group, trace
+        self._start = random_rows(BLOCK, trace.new_empty(0, moments.width))
+        self._rough = self._rough_solver() if isinstance(moments, Samples) else None
+        self._fine: Krylov | None = None
+
+    def until(self, enough: Enough, limit: int) -> tuple[Tensor, Tensor] | None:
+        """Return eigenvalues (k,) and vectors (k, w) as :meth:`Krylov.until` does."""
+        if self._rough is not None:
+            found = self._rough.until(enough, limit)
+            if found is None:
+                return None
+            start = self._rough.leading(int(SURPLUS * len(found[0])) + BLOCK)
+            self._fine = self._fine_solver(start)
+        elif self._fine is None:
+            self._fine = self._fine_solver(self._start)
+        return self._fine.until(enough, limit)
+
+    def _fine_solver(self, start: Tensor) -> Krylov:
+        floor = self._moments.resolution / 10
+        return Krylov(lambda rows: self._moments.apply(rows, self._group), self._trace, start, TOLERANCE, floor)
+
+    def _rough_solver(self) -> Krylov:
+        return Krylov(_fp32_products(self._moments, self._group), self._trace, self._start, ROUGH_TOLERANCE, ROUGH_FLOOR)
+
+
+def _fp32_products(samples: Samples, group: int) -> Apply:
+    centred = torch.cat(list(samples.centred(group, torch.float32)))
+    degrees = samples.degrees
+
+    def apply(rows: Tensor) -> Tensor:
+        with exact_products(rows.device):
+            return ((rows.float() @ centred.T) @ centred).to(rows.dtype) / degrees
+
+    return apply

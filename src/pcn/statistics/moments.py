@@ -1,0 +1,177 @@
+"""Streaming sums over one activation: how many samples, their mean, and what is kept of their covariance."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from pcn.errors import StatisticsError
+from pcn.statistics.blocks import exact_products, piece_samples, shifted_pieces, working_precision
+
+
+class Moments(ABC):
+    """What is kept of an activation with g groups of w channels; every sum is in fp64.
+
+    A block is (entries, g, w, positions), see :func:`pcn.statistics.blocks.as_block`.
+    """
+
+    groups: int
+    width: int
+    count: int = 0
+
+    @abstractmethod
+    def add(self, block: Tensor) -> Moments:
+        """Take a block in; the moments to go on with come back, in another form when this one has grown too large."""
+
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """The mean, (g, w)."""
+
+    @abstractmethod
+    def variances(self) -> Tensor:
+        """The variance of each channel, (g, w)."""
+
+    @abstractmethod
+    def covariance(self) -> Tensor:
+        """The covariance of each group, (g, w, w), with 1 / (samples - 1)."""
+
+    @abstractmethod
+    def apply(self, rows: Tensor, group: int) -> Tensor:
+        """Multiply rows (k, w) by the covariance of one group without forming it."""
+
+    @property
+    @abstractmethod
+    def resolution(self) -> float:
+        """The smallest eigenvalue, relative to the largest, that rounding does not drown."""
+
+    @abstractmethod
+    def finite(self) -> Tensor:
+        """Whether all sums are finite: one boolean on the device, so that asking does not wait for it."""
+
+    @property
+    def degrees(self) -> int:
+        """The number of samples minus one, by which sums of squares are divided."""
+        if self.count < 2:
+            raise StatisticsError(f"{self.count} sample was seen, but a covariance needs at least 2")
+        return self.count - 1
+
+
+class Shifted(Moments):
+    """Sums over samples from which a pilot mean (g, w) is subtracted first, so that large means cost no precision."""
+
+    def __init__(self, pilot: Tensor) -> None:
+        self.groups, self.width = pilot.shape
+        self.pilot = pilot
+        self.total = torch.zeros_like(pilot, dtype=torch.float64)  # sum of x - pilot
+
+    def add(self, block: Tensor) -> Self:
+        with exact_products(block.device):
+            for piece in shifted_pieces(block, self.pilot):
+                self.count += piece.shape[-1]
+                self.total += piece.sum(-1)
+                self._take(piece)
+        return self
+
+    @abstractmethod
+    def _take(self, piece: Tensor) -> None:
+        """Add the products of a shifted piece (g, w, samples)."""
+
+    @abstractmethod
+    def sums(self) -> list[Tensor]:
+        """The tensors that add up over parts with the same pilot, as an all-reduce does it; the count is the rest."""
+
+    @abstractmethod
+    def sums_about(self, pilot: Tensor) -> list[Tensor]:
+        """The same sums about another pilot mean, given in fp64 on this side's device."""
+
+    @abstractmethod
+    def _with(self, pilot: Tensor, count: int, sums: list[Tensor]) -> Self:
+        """Moments of this kind with other contents."""
+
+    def merge(self, other: Shifted) -> Self:
+        """Return the moments of both sets of samples; neither side changes."""
+        pilot = self.pilot.double().to(other.pilot.device)
+        theirs = other.sums() if torch.equal(other.pilot.double(), pilot) else other.sums_about(pilot)
+        sums = [mine + yours.to(mine.device) for mine, yours in zip(self.sums(), theirs, strict=True)]
+        return self._with(self.pilot, self.count + other.count, sums)
+
+    def mean(self) -> Tensor:
+        return self.pilot.double() + self.total / self.count
+
+    @property
+    def resolution(self) -> float:
+        return 4 * torch.finfo(self.pilot.dtype).eps
+
+
+class Covariance(Shifted):
+    """The whole covariance, (g, w, w).
+
+    >>> block = torch.tensor([[[[0.0, 2.0], [1.0, 1.0]]]])
+    >>> Covariance(first_mean(block)).add(block).covariance()
+    tensor([[[2., 0.],
+             [0., 0.]]], dtype=torch.float64)
+    """
+
+    def __init__(self, pilot: Tensor) -> None:
+        super().__init__(pilot)
+        self.scatter = self.total.new_zeros(self.groups, self.width, self.width)  # sum of (x - pilot)(x - pilot)ᵀ
+
+    def _take(self, piece: Tensor) -> None:
+        add_gram_(self.scatter, piece)
+
+    def covariance(self) -> Tensor:
+        centred = self.scatter - self.total.unsqueeze(-1) * (self.total / self.count).unsqueeze(-2)
+        return ((centred + centred.mT) / 2).div_(self.degrees)
+
+    def variances(self) -> Tensor:
+        centred = self.scatter.diagonal(dim1=-2, dim2=-1) - self.total.square() / self.count
+        return centred.clamp_min(0) / self.degrees
+
+    def apply(self, rows: Tensor, group: int) -> Tensor:
+        total = self.total[group]
+        return (rows @ self.scatter[group] - torch.outer(rows @ total, total / self.count)) / self.degrees
+
+    def finite(self) -> Tensor:
+        # An entry off the diagonal is no larger than the two on it that it belongs to.
+        diagonal = self.scatter.diagonal(dim1=-2, dim2=-1)
+        return torch.isfinite(self.total).all() & torch.isfinite(diagonal).all()
+
+    def sums(self) -> list[Tensor]:
+        return [self.total, self.scatter]
+
+    def sums_about(self, pilot: Tensor) -> list[Tensor]:
+        step = self.pilot.double() - pilot
+        cross = step.unsqueeze(-1) * (self.total + self.count / 2 * step).unsqueeze(-2)
+        return [self.total + self.count * step, self.scatter + cross + cross.mT]
+
+    def _with(self, pilot: Tensor, count: int, sums: list[Tensor]) -> Self:
+        made = type(self).__new__(type(self))
+        made.groups, made.width, made.pilot, made.count = self.groups, self.width, pilot, count
+        made.total, made.scatter = sums
+        return made
+
+
+def first_mean(block: Tensor) -> Tensor:
+    """The mean of the first samples of a block, (g, w): close enough to the true one to take large means out."""
+    samples = piece_samples(block)
+    entries = max(1, samples // block.shape[3])
+    return working_precision(block[:entries, :, :, :samples]).mean((0, 3))
+
+
+def add_gram_(sums: Tensor, piece: Tensor) -> None:
+    """Add x xᵀ, summed over the samples of a piece (g, w, samples), to fp64 sums (g, w, w)."""
+    groups, width, samples = piece.shape
+    parts = min(128, samples // (16 * width))
+    if groups > 1 or parts < 2:
+        sums += torch.bmm(piece, piece.mT)
+        return
+    # A long sum is split into parts, which a GPU works on side by side and which are added up in fp64.
+    length = samples // parts
+    split = piece[0, :, : parts * length].unflatten(1, (parts, length)).transpose(0, 1)
+    sums += torch.bmm(split, split.mT).sum(0, dtype=torch.float64)
+    if rest := samples - parts * length:
+        tail = piece[..., -rest:]
+        sums += torch.bmm(tail, tail.mT)

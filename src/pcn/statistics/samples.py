@@ -1,0 +1,88 @@
+"""The samples of a wide activation themselves, kept while they are fewer than its channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pcn.layers import LINEAR
+from pcn.statistics.blocks import as_block, rows_of
+from pcn.statistics.moments import Covariance, Moments, first_mean
+
+SAMPLES_BYTES = 2**30
+PIECE = 2**22  # numbers that are brought to fp64 at a time
+
+
+class Samples(Moments):
+    """Raw rows (n, g w), in the precision in which they came; what is asked of them is worked out in fp64."""
+
+    def __init__(self, groups: int, width: int, parts: list[Tensor]) -> None:
+        self.groups, self.width, self.parts = groups, width, parts
+        self.count = sum(len(rows) for rows in parts)
+        self.total = torch.stack([rows.sum(0, dtype=torch.float64).to(parts[0].device) for rows in parts]).sum(0)
+
+    @classmethod
+    def of(cls, block: Tensor) -> Samples:
+        """Copy a block, because what stands in it may change after the layer was called."""
+        rows = rows_of(block).clone(memory_format=torch.contiguous_format)
+        return cls(block.shape[1], block.shape[2], [rows])
+
+    def add(self, block: Tensor) -> Samples:
+        return self.merge(Samples.of(block))
+
+    def merge(self, other: Samples) -> Samples:
+        """Return both sets of samples; neither side changes."""
+        joined = Samples.__new__(Samples)
+        joined.groups, joined.width, joined.parts = self.groups, self.width, self.parts + other.parts
+        joined.count, joined.total = self.count + other.count, self.total + other.total.to(self.total.device)
+        return joined
+
+    def has_room(self, more: int) -> bool:
+        """Whether this many further samples may be kept as they are."""
+        return fits(self.count + more, self.groups, self.width, self.parts[0].dtype)
+
+    def blocks(self) -> list[Tensor]:
+        """The samples as blocks for other moments to take in."""
+        return [as_block(rows, LINEAR, self.groups) for rows in self.parts]
+
+    def centred(self, group: int, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
+        """Yield one group's samples minus their mean, (n, w), in pieces that stay in the cache."""
+        channels = slice(group * self.width, (group + 1) * self.width)
+        mean = self.mean()[group].to(dtype)
+        for rows in self.parts:
+            for piece in rows[:, channels].split(max(1, PIECE // self.width)):
+                yield piece.to(mean) - mean
+
+    def mean(self) -> Tensor:
+        return (self.total / self.count).unflatten(0, (self.groups, self.width))
+
+    def variances(self) -> Tensor:
+        squares = [sum(piece.square().sum(0) for piece in self.centred(group)) for group in range(self.groups)]
+        return torch.stack([torch.as_tensor(square) for square in squares]) / self.degrees
+
+    def apply(self, rows: Tensor, group: int) -> Tensor:
+        product = torch.zeros_like(rows)
+        for piece in self.centred(group):
+            product += (rows @ piece.T) @ piece
+        return product / self.degrees
+
+    def covariance(self) -> Tensor:
+        blocks = self.blocks()
+        moments = Covariance(first_mean(blocks[0]))
+        for block in blocks:
+            moments.add(block)
+        return moments.covariance()
+
+    @property
+    def resolution(self) -> float:
+        return max(self.count, self.width) * torch.finfo(torch.float64).eps
+
+    def finite(self) -> Tensor:
+        return torch.isfinite(self.total).all()
+
+
+def fits(count: int, groups: int, width: int, dtype: torch.dtype) -> bool:
+    """Whether so many samples are few enough to keep."""
+    return count <= width and count * groups * width * dtype.itemsize <= SAMPLES_BYTES

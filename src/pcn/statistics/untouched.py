@@ -1,0 +1,64 @@
+"""Running a model without leaving a trace on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def untouched(model: nn.Module, eval_mode: bool) -> Iterator[None]:
+    """Run a model eagerly and without gradients; its modes, buffers and the random numbers are put back afterwards.
+
+    A hook on a part of a compiled model does not fire, so that compiled code is passed by.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_same_modes(model))
+        stack.enter_context(_same_buffers(model))
+        stack.enter_context(torch.random.fork_rng(devices=_cuda_devices(model)))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if eval_mode:
+            model.eval()
+        yield
+
+
+@contextmanager
+def _same_modes(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def _same_buffers(model: nn.Module) -> Iterator[None]:
+    kept = [
+        (module._buffers, name, buffer, buffer.clone(), _version(buffer))
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffers, name, buffer, values, version in kept:
+                buffers[name] = buffer
+                if version is None or _version(buffer) != version:
+                    buffer.copy_(values)
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often a tensor was written to; inference tensors do not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _cuda_devices(model: nn.Module) -> list[int]:
+    tensors = [*model.parameters(), *model.buffers()]
+    return sorted({t.device.index for t in tensors if t.device.type == "cuda" and t.device.index is not None})

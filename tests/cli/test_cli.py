@@ -1,0 +1,114 @@
+"""The command as people run it: a process of its own, its output, its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+import pcn
+from pcn.cli import main
+
+PCN = (sys.executable, "-m", "pcn")
+SHORT_DEMO = ("demo", "--epochs", "2", "--switch-after", "1", "--seeds", "1")
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PCN, *arguments], capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def exit_code(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as exited:
+        main(arguments)
+    return int(exited.value.code or 0)
+
+
+def test_help_shows_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--help") == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("demo", "counts", "exit codes"))
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--version") == 0
+    assert capsys.readouterr().out.strip() == f"pcn {pcn.__version__}"
+
+
+@pytest.mark.parametrize("command", ["demo", "counts"])
+def test_help_of_a_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(command, "--help") == 0
+    assert f"examples:\n  pcn {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [(), ("nonsense",), ("demo", "--epochs", "many")])
+def test_wrong_usage_exits_with_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "error:" in shown.err
+
+
+def test_counts_as_json() -> None:
+    done = run("counts", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = json.loads(done.stdout)
+    assert [list(row) for row in rows] == [["network", "total", "trainable"]] * 14
+    assert {"network": "wide_resnet20-pcn1", "total": 1_223_114, "trainable": 1_094_154} in rows
+
+
+def test_demo_as_json() -> None:
+    done = run(*SHORT_DEMO, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    parent, small, narrower = result["networks"]
+    assert [row["network"] for row in result["networks"]] == ["parent", "PCN", "narrower"]
+    assert small["trainable"] < parent["trainable"] / 4
+    assert narrower["trainable"] == pytest.approx(small["trainable"], rel=0.02)
+    assert all(0 <= row["test_accuracy_percent"] <= 100 and row["time_s"] > 0 for row in result["networks"])
+
+
+def test_demo_tells_the_four_steps() -> None:
+    done = run(*SHORT_DEMO)
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in ("Look", "Plan", "Switch", "fc1", "parent", "narrower", "test accuracy"):
+        assert word in done.stdout
+
+
+def test_what_cannot_be_done_is_one_line_and_exits_with_1() -> None:
+    done = run("demo", "--epochs", "2", "--switch-after", "2")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("pcn: error: 2 epochs with the switch after epoch 2")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_debug_shows_the_traceback() -> None:
+    done = run("demo", "--seeds", "0", "--debug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "ConfigError: 0 seeds" in done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    with subprocess.Popen([*PCN, "counts"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_results_are_plain_in_a_pipe_while_a_terminal_shows_progress() -> None:
+    terminal, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(
+        [*PCN, "counts"], stdout=subprocess.PIPE, stderr=slave, env=environment, text=True
+    ) as process:
+        os.close(slave)
+        assert b"\x1b[" in os.read(terminal, 1 << 16)
+        lines = [line.split() for line in process.stdout.read().splitlines()]
+    os.close(terminal)
+    assert process.returncode == 0
+    assert lines[0] == ["network", "total", "trainable"]
+    assert lines[-1] == ["wide_resnet50-pcn", "71,936,872", "62,375,016"]
