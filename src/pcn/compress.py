@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from pcn.config import PCNConfig
 from pcn.example import Forward
@@ -15,9 +16,16 @@ from pcn.statistics import analyze
 
 
 def compress_(
-    model: nn.Module, batches: Iterable[Any], config: PCNConfig | None = None, *, forward: Forward | None = None
+    model: nn.Module,
+    batches: Iterable[Any],
+    config: PCNConfig | None = None,
+    *,
+    optimizer: Optimizer | None = None,
+    forward: Forward | None = None,
 ) -> Plan:
     """Turn a model into its principal component network in place, and return the plan that was applied.
+
+    The optimizer, when given, goes on with the new parameters.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5))
@@ -26,4 +34,4 @@ def compress_(
     PCLinear(in_features=64, out_features=64, bias=True, rank=16)
     """
     stats = analyze(model, batches, forward=forward)
-    return make_plan(model, stats, config).apply_(model, stats)
+    return make_plan(model, stats, config).apply_(model, stats, optimizer=optimizer)

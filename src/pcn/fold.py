@@ -11,7 +11,7 @@ from pcn.nn import PCModule, inherit_
 from pcn.plain import dense_layer
 from pcn.plan import LayerPlan, Plan, get_plan
 from pcn.skeleton import sync_sizes_
-from pcn.surgery import commit_
+from pcn.surgery import Edit, commit_
 
 
 @torch.no_grad()
@@ -38,7 +38,7 @@ def fold_(model: nn.Module) -> list[str]:
             else:
                 _absorb_bias(base.get_submodule(layer.norm_after), dense, tensors)
         swaps.append((old, _original_class(layer, dense)))
-    commit_(base, swaps, tensors, None)
+    commit_(base, Edit(swaps, tensors), None)
     return kept_bias
 
 

@@ -12,6 +12,8 @@ from torch import nn
 from pcn.config import Order
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from pcn.statistics import Statistics
 
 
@@ -139,11 +141,25 @@ class Plan:
             raise PlanError(f"the plan has no layer {name!r}{suggest(name, self.layers)}")
         return replace(self, layers={**self.layers, name: replace(self.layers[name], rank=rank)})
 
-    def apply_(self, model: nn.Module, stats: Statistics, *, check: bool = True) -> Plan:
-        """Change the model in place to what the plan says, all or nothing, and return the plan."""
+    def apply_(
+        self,
+        model: nn.Module,
+        stats: Statistics,
+        *,
+        optimizer: Optimizer | None = None,
+        ema: nn.Module | None = None,
+        strict: bool = False,
+        check: bool = True,
+    ) -> Plan:
+        """Change the model in place to what the plan says, all or nothing, and return the plan.
+
+        The optimizer keeps its groups and gets the new parameters with their history; an averaged copy (``ema``)
+        follows. The state of optimizers other than SGD, Adam and AdamW starts afresh with a warning, or is refused
+        when ``strict``.
+        """
         from pcn.surgery import apply_plan_
 
-        apply_plan_(self, model, stats, check=check)
+        apply_plan_(self, model, stats, optimizer=optimizer, ema=ema, strict=strict, check=check)
         return self
 
     def reshape_(self, model: nn.Module) -> Plan:

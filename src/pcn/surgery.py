@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pcn.errors import PlanError, suggest
 from pcn.graph.trace import capture
 from pcn.layers import LAYER_TYPES, canonical_weight, groups_of, in_width, layer_type, out_width, unwrap
 from pcn.nn import PCModule, empty_like
+from pcn.optimizer import Replaced, carry_cut, carry_projected, check_optimizer, follow_
 from pcn.plan import LayerPlan, Plan, get_plan
 from pcn.skeleton import sync_sizes_
 from pcn.statistics import Statistics
@@ -19,31 +22,99 @@ from pcn.transform import dropped_part, reader_transform, select_inputs
 Swap = tuple[nn.Module, nn.Module]  # the old layer and the new one
 
 
-def apply_plan_(plan: Plan, model: nn.Module, stats: Statistics, *, check: bool = True) -> None:
-    """Transform the model; with ``check`` it is traced once more afterwards and put back if it no longer runs."""
+@dataclass
+class Edit:
+    """Everything that will change in one model, made beforehand so that nothing can fail halfway."""
+
+    swaps: list[Swap] = field(default_factory=list)
+    cut: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # id of the old tensor -> (old, new)
+    replaced: list[Replaced] = field(default_factory=list)  # what an optimizer has to know
+
+
+def apply_plan_(
+    plan: Plan,
+    model: nn.Module,
+    stats: Statistics,
+    *,
+    optimizer: Optimizer | None = None,
+    ema: nn.Module | None = None,
+    strict: bool = False,
+    check: bool = True,
+) -> None:
+    """Transform the model, its averaged copy and its optimizer: all or nothing.
+
+    With ``check`` the model is traced once more afterwards, and everything is put back if it no longer runs.
+    """
     base = unwrap(model)
-    check_fits(plan, base)
-    swaps = [_swap(base, layer, _transformed(plan, layer, base, stats)) for layer in plan.transformed]
-    undo = commit_(base, swaps, _cut_tensors(plan, base), plan)
+    copies = [base] if ema is None else [base, averaged(ema)]
+    if optimizer is not None:
+        check_optimizer(optimizer, strict=strict)
+    edits = [_edit(plan, module, stats) for module in copies]
+    undo = [commit_(module, edit, plan) for module, edit in zip(copies, edits, strict=True)]
     try:
         if check and stats.example is not None:
             capture(base, stats.example)
+        if optimizer is not None:
+            follow_(optimizer, edits[0].replaced)
     except Exception as error:
-        undo()
+        for step in reversed(undo):
+            step()
         raise PlanError(f"the transformed model does not run, so the model was put back as it was: {error}") from error
+
+
+def averaged(ema: nn.Module) -> nn.Module:
+    """The model inside an averaging wrapper (torch's AveragedModel and timm's both call it ``module``)."""
+    inner = getattr(ema, "module", None)
+    return unwrap(inner if isinstance(inner, nn.Module) else ema)
 
 
 def reshape_(plan: Plan, model: nn.Module) -> None:
     """Give the model the plan's architecture; transformed layers start afresh with a random basis."""
     base = unwrap(model)
     check_fits(plan, base)
-    swaps = []
+    edit = Edit(cut=_cut_tensors(plan, base))
     for layer in plan.transformed:
-        new = _empty(plan, layer, base.get_submodule(layer.name))
+        old = base.get_submodule(layer.name)
+        new = _empty(layer, old)
         if new.weight.device.type != "meta":
             new.reset_parameters()
-        swaps.append(_swap(base, layer, new))
-    commit_(base, swaps, _cut_tensors(plan, base), plan)
+        edit.swaps.append((old, new))
+    commit_(base, edit, plan)
+
+
+def _edit(plan: Plan, model: nn.Module, stats: Statistics) -> Edit:
+    check_fits(plan, model)
+    edit = Edit(cut=_cut_tensors(plan, model))
+    for layer in plan.transformed:
+        old = model.get_submodule(layer.name)
+        new = _transformed(plan, layer, old, stats)
+        edit.swaps.append((old, new))
+        edit.replaced += _replacements(plan, layer, old, new)
+    for name, dims in plan.slices.items():
+        tensor = _tensors(model)[name]
+        if id(tensor) in edit.cut and isinstance(tensor, nn.Parameter):
+            cuts = {dim: cut.kept for dim, cut in dims.items()}
+            edit.replaced.append(Replaced(tensor, edit.cut[id(tensor)][1], carry_cut(cuts)))  # type: ignore[arg-type]
+    return edit
+
+
+def _replacements(plan: Plan, layer: LayerPlan, old: nn.Module, new: PCModule) -> list[Replaced]:
+    """Say which parameters take over from a transformed layer's own, and how their history goes along."""
+    kind = LAYER_TYPES[layer.kind]
+    rows = plan.kept(f"{layer.name}.weight", kind.out_dim)
+    index = None if rows is None else torch.tensor(rows)
+    kept = kept_inputs(plan, layer)
+    carry = carry_projected(
+        new.mean, new.basis, rows=index, kept=kept, groups=layer.groups, transposed=kind.out_dim == 1
+    )
+    bias = old.bias if isinstance(old.bias, nn.Parameter) else None
+    gained = [("bias", new.bias)] if bias is None else []
+    gained += [(name, getattr(new, name)) for name in ("basis", "mean") if layer.train_basis]
+    assert isinstance(old.weight, nn.Parameter)
+    changes = [Replaced(old.weight, new.weight, carry, bias, tuple(gained))]
+    if bias is not None:
+        changes.append(Replaced(bias, new.bias, carry_cut({} if rows is None else {0: rows})))
+    return changes
 
 
 def check_fits(plan: Plan, model: nn.Module) -> None:
@@ -66,7 +137,7 @@ def check_fits(plan: Plan, model: nn.Module) -> None:
             raise PlanError(
                 f"{layer.name!r} has (inputs, outputs, groups, kernel) {sizes}, the plan was made for {planned}"
             )
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    tensors = _tensors(model)
     for name, dims in plan.slices.items():
         if name not in tensors:
             raise PlanError(f"the plan cuts {name!r}, which the model does not have{suggest(name, tensors)}")
@@ -84,9 +155,8 @@ def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:
     return (torch.arange(layer.groups)[:, None] * width + torch.tensor(kept)).flatten()
 
 
-def _transformed(plan: Plan, layer: LayerPlan, model: nn.Module, stats: Statistics) -> PCModule:
+def _transformed(plan: Plan, layer: LayerPlan, module: nn.Module, stats: Statistics) -> PCModule:
     """Make the principal component layer with its weights, from the plain one, which is not touched."""
-    module = model.get_submodule(layer.name)
     assert layer.rank is not None
     weight, bias = _kept_rows(plan, layer, module)
     kept = kept_inputs(plan, layer)
@@ -100,7 +170,7 @@ def _transformed(plan: Plan, layer: LayerPlan, model: nn.Module, stats: Statisti
     if layer.keep_dropped:
         lost = dropped_part(select_inputs(weight, kept, layer.groups), projected.weight, projected.basis, layer.groups)
         projected = projected._replace(offset_weight=lost)
-    new = _empty(plan, layer, module)
+    new = _empty(layer, module)
     new.load_(projected)
     return new
 
@@ -115,7 +185,7 @@ def _kept_rows(plan: Plan, layer: LayerPlan, module: nn.Module) -> tuple[Tensor,
     return weight.index_select(0, index), None if bias is None else bias.index_select(0, index)
 
 
-def _empty(plan: Plan, layer: LayerPlan, module: nn.Module) -> PCModule:
+def _empty(layer: LayerPlan, module: nn.Module) -> PCModule:
     assert layer.rank is not None
     return empty_like(
         module,
@@ -127,13 +197,14 @@ def _empty(plan: Plan, layer: LayerPlan, module: nn.Module) -> PCModule:
     )
 
 
-def _swap(model: nn.Module, layer: LayerPlan, new: nn.Module) -> Swap:
-    return model.get_submodule(layer.name), new
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers under all their names."""
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
 
 
 def _cut_tensors(plan: Plan, model: nn.Module) -> dict[int, tuple[Tensor, Tensor]]:
     """Cut every tensor that loses channels and does not belong to a transformed layer: id -> (old, new)."""
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    tensors = _tensors(model)
     transformed = {layer.name for layer in plan.transformed}
     replaced: dict[int, tuple[Tensor, Tensor]] = {}
     for name, dims in plan.slices.items():
@@ -147,11 +218,9 @@ def _cut_tensors(plan: Plan, model: nn.Module) -> dict[int, tuple[Tensor, Tensor
     return replaced
 
 
-def commit_(
-    model: nn.Module, swaps: list[Swap], cut: dict[int, tuple[Tensor, Tensor]], plan: Plan | None
-) -> Callable[[], None]:
+def commit_(model: nn.Module, edit: Edit, plan: Plan | None) -> Callable[[], None]:
     """Put new layers and tensors in, wherever the old ones are held; return how to undo it all."""
-    replaced = {id(old): new for old, new in swaps}
+    replaced = {id(old): new for old, new in edit.swaps}
     undo: list[Callable[[], None]] = []
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
@@ -163,8 +232,8 @@ def commit_(
         touched = False
         for held in (module._parameters, module._buffers):
             for name, tensor in list(held.items()):
-                if tensor is not None and id(tensor) in cut:
-                    held[name] = cut[id(tensor)][1]  # type: ignore[assignment]
+                if tensor is not None and id(tensor) in edit.cut:
+                    held[name] = edit.cut[id(tensor)][1]  # type: ignore[assignment]
                     undo.append(_restore(held, name, tensor))
                     touched = True
         if touched:

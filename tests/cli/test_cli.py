@@ -67,7 +67,7 @@ def test_demo_as_json() -> None:
     parent, small, narrower = result["networks"]
     assert [row["network"] for row in result["networks"]] == ["parent", "PCN", "narrower"]
     assert small["trainable"] < parent["trainable"] / 4
-    assert narrower["trainable"] == pytest.approx(small["trainable"], rel=0.02)
+    assert narrower["trainable"] == pytest.approx(small["trainable"], rel=0.05)
     assert all(0 <= row["test_accuracy_percent"] <= 100 and row["time_s"] > 0 for row in result["networks"])
 
 

@@ -10,7 +10,7 @@ from pcn.cli.command import Command
 from pcn.cli.screen import Screen
 from pcn.config import PCNConfig
 from pcn.demo import Comparison, Recipe, compare, epochs_in_all
-from pcn.demo.results import NARROWER, PARENT, PCN, Run
+from pcn.demo.results import NARROWER, PARENT, PCN
 
 COLUMNS = ("network", "trainable", "total", "FLOPs per sample", "test accuracy (%)", "seconds")
 DESCRIBED = {PARENT: "parent, trained whole", PCN: "PCN, switched in training", NARROWER: "narrower, from scratch"}
@@ -64,22 +64,11 @@ def _show_table(comparison: Comparison, screen: Screen) -> None:
 
 
 def _row(comparison: Comparison, network: str) -> list[object]:
-    def mean(name: str) -> float:
-        return comparison.mean(network, lambda run: float(getattr(run, name)))
-
-    deviation = comparison.deviation(network, _accuracy)
-    return [
-        DESCRIBED[network],
-        round(mean("trainable")),
-        round(mean("total")),
-        round(mean("flops_per_sample")),
-        f"{mean('test_accuracy_percent'):.2f} ± {deviation:.2f}",
-        f"{mean('time_s'):.1f}",
-    ]
-
-
-def _accuracy(run: Run) -> float:
-    return run.test_accuracy_percent
+    counts = [round(comparison.mean(network, number)) for number in ("trainable", "total", "flops_per_sample")]
+    accuracy = comparison.mean(network, "test_accuracy_percent")
+    deviation = comparison.deviation(network, "test_accuracy_percent")
+    seconds = comparison.mean(network, "time_s")
+    return [DESCRIBED[network], *counts, f"{accuracy:.2f} ± {deviation:.2f}", f"{seconds:.1f}"]
 
 
 COMMAND = Command(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -32,5 +34,11 @@ class DigitsNetwork(nn.Module):
 
 def width_of_size(trainable: int) -> int:
     """Return the width at which the network comes nearest to so many trainable parameters."""
+    return min(range(1, FULL + 1), key=lambda width: abs(size_of_width(width) - trainable))
+
+
+@cache
+def size_of_width(width: int) -> int:
+    """Return how many parameters the network trains at a width."""
     with torch.device("meta"):
-        return min(range(1, FULL + 1), key=lambda width: abs(count(DigitsNetwork(width)).trainable - trainable))
+        return count(DigitsNetwork(width)).trainable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -46,18 +45,22 @@ class Comparison:
     runs: dict[str, list[Run]] = field(default_factory=lambda: {PARENT: [], PCN: [], NARROWER: []})
     switches: list[Switch] = field(default_factory=list)
 
-    def mean(self, network: str, of: Callable[[Run], float]) -> float:
-        return statistics.fmean(of(run) for run in self.runs[network])
+    def values(self, network: str, number: str) -> list[float]:
+        """Return one number of every run, by its field's name."""
+        return [float(getattr(run, number)) for run in self.runs[network]]
 
-    def deviation(self, network: str, of: Callable[[Run], float]) -> float:
+    def mean(self, network: str, number: str) -> float:
+        return statistics.fmean(self.values(network, number))
+
+    def deviation(self, network: str, number: str) -> float:
         """Return the standard deviation over the seeds, 0 when there is one."""
-        values = [of(run) for run in self.runs[network]]
+        values = self.values(network, number)
         return statistics.stdev(values) if len(values) > 1 else 0.0
 
     def paired_difference(self) -> tuple[float, float | None]:
         """Return PCN minus narrower in test accuracy: the mean over the seeds and its standard error, if known."""
-        pairs = zip(self.runs[PCN], self.runs[NARROWER], strict=True)
-        differences = [a.test_accuracy_percent - b.test_accuracy_percent for a, b in pairs]
+        pairs = zip(*(self.values(network, "test_accuracy_percent") for network in (PCN, NARROWER)), strict=True)
+        differences = [small - narrower for small, narrower in pairs]
         several = len(differences) > 1
         error = statistics.stdev(differences) / len(differences) ** 0.5 if several else None
         return statistics.fmean(differences), error
@@ -68,7 +71,7 @@ class Comparison:
         networks = [
             {
                 "network": network,
-                **{name: statistics.fmean(getattr(run, name) for run in runs) for name in numbers},
+                **{name: self.mean(network, name) for name in numbers},
                 "runs": [asdict(run) for run in runs],
             }
             for network, runs in self.runs.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +18,7 @@ from pcn.statistics import forms
 from pcn.statistics.blocks import as_block, pooled
 from pcn.statistics.forms import SketchOptions
 from pcn.statistics.moments import Moments
+from pcn.statistics.sketch import Sketch
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,83 @@ class Collector:
                 )
         self._forget_batch()
 
+    def check_finite(self) -> None:
+        """Raise when a layer was given numbers that are not finite; all layers are asked at once."""
+        if not self.moments:
+            return
+        flags = [moments.finite() for moments in self.moments.values()]
+        finite = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()
+        bad = [name for name, good in zip(self.moments, finite, strict=True) if not good]
+        if bad:
+            others = f" (and those of {len(bad) - 1} more layers)" if len(bad) > 1 else ""
+            raise StatisticsError(
+                f"the inputs of {bad[0]!r}{others} hold NaN, infinite or too large values; check the model and its batches"
+            )
+
+    def refining(self, keys: Iterable[str]) -> Collector:
+        """A collector for another pass, in which the sketches of these activations are refined."""
+        refined = Collector({key: self._layers[key] for key in keys}, self._sampling, self._options)
+        for key in refined._layers:
+            moments = self.moments[key]
+            assert isinstance(moments, Sketch)
+            refined.key_of[key], refined.moments[key] = key, moments.refined()
+        return refined
+
     def _forget_batch(self) -> None:
         self._tokens: dict[str, list[int]] = {}
         self._seen: dict[int, list[_Seen]] = {}
-        self._calls = 0
+        self._activations = 0
+
+    def _hook(self, name: str, module: nn.Module) -> Callable[..., None]:
+        kind, groups, width = layer_type(module), groups_of(module), in_width(module)
+        assert kind is not None
+
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = args[0] if args else next(iter(kwargs.values()), None)
+            # What the layer cannot take it will say itself, better than anyone else.
+            fits = isinstance(x, Tensor) and x.dim() > kind.spatial and x.shape[kind.channel_dim] == width
+            if fits and x.numel():
+                self._take(name, x.detach(), self._token(x, (kind.channel_dim, groups)), kind, groups)
+
+        return hook
+
+    def _take(self, name: str, x: Tensor, token: int, kind: LayerType, groups: int) -> None:
+        self._tokens.setdefault(name, []).append(token)
+        if self.key_of.get(name, name) != name:
+            return
+        block = as_block(pooled(self._subset(name, x, kind), kind, self._sampling.pool), kind, groups)
+        known = self.moments.get(name)
+        options = self._options
+        self.moments[name] = forms.begin(block, options) if known is None else forms.add(known, block, options)
+
+    def _subset(self, name: str, x: Tensor, kind: LayerType) -> Tensor:
+        if self._sampling.fraction is None or x.dim() == kind.spatial + 1:  # one sample by itself
+            return x
+        count = max(1, round(self._sampling.fraction * len(x)))
+        chosen = torch.randperm(len(x), generator=self._generators[name])[:count].sort().values
+        return x.index_select(0, chosen.to(x.device))
+
+    def _token(self, x: Tensor, form: tuple[int, int]) -> int:
+        """A number for this tensor as it stands now: the same one only if nothing wrote to it in between."""
+        version = None if x.is_inference() else x._version
+        same_place = self._seen.setdefault(id(x), [])
+        for seen in same_place:
+            if seen.tensor() is x and seen.form == form and seen.version == version is not None:
+                return seen.token
+        self._activations += 1
+        # Weak, so that activations are freed as they would be without us.
+        same_place.append(_Seen(weakref.ref(x), version, form, self._activations))
+        return self._activations
+
+
+@dataclass(frozen=True)
+class _Seen:
+    tensor: weakref.ref[Tensor]
+    version: int | None
+    form: tuple[int, int]
+    token: int
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

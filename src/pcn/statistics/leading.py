@@ -42,7 +42,9 @@ class Leading:
         return Krylov(lambda rows: self._moments.apply(rows, self._group), self._trace, start, TOLERANCE, floor)
 
     def _rough_solver(self) -> Krylov:
-        return Krylov(_fp32_products(self._moments, self._group), self._trace, self._start, ROUGH_TOLERANCE, ROUGH_FLOOR)
+        return Krylov(
+            _fp32_products(self._moments, self._group), self._trace, self._start, ROUGH_TOLERANCE, ROUGH_FLOOR
+        )
 
 
 def _fp32_products(samples: Samples, group: int) -> Apply:

@@ -49,7 +49,7 @@ class Spectrum:
         return torch.stack(values), torch.stack(vectors)
 
     def count_above(self, variance: float) -> int:
-        """The number of directions with strictly more than this variance, in the group with most; at least 1."""
+        """The number of directions with strictly more than this variance, in the group with most of them."""
 
         def question(values: Tensor, total: Tensor) -> int | None:
             above = int((values > variance).sum())
@@ -64,10 +64,10 @@ class Spectrum:
             short = int((values.cumsum(0) < share * (1 - 1e-12) * total).sum())
             return short + 1 if short < len(values) else None
 
-        return self._count(question, lambda answer: answer)
+        return max(1, self._count(question, lambda answer: answer))
 
     def _count(self, question: Question, count: Callable[[int], int]) -> int:
-        counts = [1]
+        counts = []
         for (values, _), total in zip(self._ask(question), self.total_variance, strict=True):
             answer = question(values, total)
             if answer is None and not self._is_whole:

@@ -1,0 +1,152 @@
+"""What is known of the inputs of a model's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from pcn.config import Rank
+from pcn.errors import ConfigError, StatisticsError, suggest
+from pcn.example import Example
+from pcn.layers import canonical_weight, groups_of
+from pcn.statistics import eigen, forms
+from pcn.statistics.forms import SketchOptions
+from pcn.statistics.moments import Moments
+from pcn.statistics.spectrum import Spectrum
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The sizes of a layer that decide what a smaller basis saves."""
+
+    inputs: int
+    outputs: int
+    groups: int
+    taps: int  # positions of the kernel
+    bias: bool
+
+    @classmethod
+    def of(cls, module: nn.Module) -> LayerShape:
+        weight, groups = canonical_weight(module), groups_of(module)
+        outputs, width = weight.shape[:2]
+        return cls(width * groups, outputs, groups, weight[0, 0].numel(), module.bias is not None)
+
+    @property
+    def trainable(self) -> int:
+        """Trained numbers of the layer as it stands."""
+        return self.outputs * (self.inputs // self.groups * self.taps + self.bias)
+
+    def trainable_with(self, rank: int) -> int:
+        """Trained numbers with this many directions in each group: the layer then has a bias in any case."""
+        return self.outputs * (rank * self.taps + 1)
+
+
+@dataclass
+class Statistics:
+    """Mean, covariance and spectrum of the input of every layer that was looked at; print it for an overview.
+
+    ``layers`` maps the name of a layer to that of the first layer that reads the same activation; ``left_alone`` gives
+    the reason for every other module with parameters. Everything is in fp64.
+    """
+
+    layers: dict[str, str]
+    left_alone: dict[str, str]
+    moments: dict[str, Moments] = field(repr=False)
+    shapes: dict[str, LayerShape] = field(repr=False)
+    example: Example | None = field(default=None, repr=False)
+    options: SketchOptions = field(default_factory=SketchOptions, repr=False)
+    _spectra: dict[str, Spectrum] = field(default_factory=dict, init=False, repr=False)
+
+    def samples(self, layer: str) -> int:
+        """The number of samples of a layer's input: every position and token counts."""
+        return self._of(layer).count
+
+    def mean(self, layer: str) -> Tensor:
+        """The mean of a layer's input, (inputs,)."""
+        return self._of(layer).mean().flatten()
+
+    def covariance(self, layer: str) -> Tensor:
+        """The covariance of a layer's input with 1 / (samples - 1), (groups, width, width)."""
+        with _naming(layer):
+            return self._of(layer).covariance()
+
+    def spectrum(self, layer: str) -> Spectrum:
+        """The eigenvalues and eigenvectors of the covariance, found as far as they are asked for."""
+        moments, key = self._of(layer), self.layers[layer]
+        if key not in self._spectra:
+            with _naming(layer):
+                self._spectra[key] = Spectrum(moments, key)
+        return self._spectra[key]
+
+    def basis(self, layer: str, rank: int) -> Tensor:
+        """The leading directions (inputs, rank): orthonormal columns within each group's rows."""
+        return self.spectrum(layer).leading(rank)[1].flatten(0, 1)
+
+    def block_basis(self, layer: str, kept: Tensor, rank: int) -> Tensor:
+        """The leading directions of the kept inputs alone, (kept, rank), from that block of the covariance.
+
+        ``kept`` counts over all groups and holds the same number of inputs in each. Columns beyond that number are 0.
+        """
+        covariance = self.covariance(layer)
+        groups, width = covariance.shape[:2]
+        index = kept.to(covariance.device).reshape(groups, -1) % width
+        block = torch.stack([c[i][:, i] for c, i in zip(covariance, index, strict=True)])
+        vectors = eigen.full(block)[1][..., :rank]
+        return torch.nn.functional.pad(vectors, (0, rank - vectors.shape[-1])).flatten(0, 1)
+
+    def merge(self, other: Statistics) -> Statistics:
+        """Return the statistics of both sets of samples, as if one pass had seen them all."""
+        for name in self.layers.keys() | other.layers.keys():
+            if _readers(self, name) and _readers(other, name) and _readers(self, name) != _readers(other, name):
+                raise StatisticsError(
+                    f"{name!r} shares its input with {sorted(_readers(self, name))} on one side and with "
+                    f"{sorted(_readers(other, name))} on the other, so that the two cannot be merged"
+                )
+        layers = {
+            name: (self.layers | other.layers)[name] for name in self.shapes if name in self.layers | other.layers
+        }
+        moments = dict(self.moments)
+        for key, theirs in other.moments.items():
+            with _naming(key):
+                moments[key] = forms.merge(moments[key], theirs, self.options) if key in moments else theirs
+        return Statistics(
+            layers=layers,
+            left_alone={n: r for n, r in (other.left_alone | self.left_alone).items() if n not in layers},
+            moments=moments,
+            shapes=self.shapes,
+            example=self.example or other.example,
+            options=self.options,
+        )
+
+    def table(self, rule: Rank | None = None) -> str:
+        """Answer "which of my layers are too wide?" for a rank rule, by default that of ``PCNConfig()``."""
+        from pcn.statistics.table import table
+
+        return table(self, rule)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _of(self, layer: str) -> Moments:
+        if layer not in self.layers:
+            if layer in self.left_alone:
+                raise ConfigError(f"{layer!r} was not measured: {self.left_alone[layer]}")
+            raise ConfigError(f"no statistics of {layer!r}{suggest(layer, self.layers)}")
+        return self.moments[self.layers[layer]]
+
+
+def _readers(statistics: Statistics, name: str) -> set[str]:
+    key = statistics.layers.get(name)
+    return {layer for layer, other in statistics.layers.items() if other == key} if key is not None else set()
+
+
+@contextmanager
+def _naming(layer: str) -> Iterator[None]:
+    try:
+        yield
+    except StatisticsError as error:
+        raise StatisticsError(f"{layer!r}: {error}") from None
