@@ -33,5 +33,6 @@ def compress_(
     >>> model[2]
     PCLinear(in_features=64, out_features=64, bias=True, rank=16)
     """
-    stats = analyze(model, batches, forward=forward)
+    config = config or PCNConfig()
+    stats = analyze(model, batches, forward=forward, exclude=config.exclude)
     return make_plan(model, stats, config).apply_(model, stats, optimizer=optimizer)

@@ -6,6 +6,7 @@ import fnmatch
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Literal, Protocol, runtime_checkable
 
 from pcn.errors import ConfigError, suggest
@@ -30,6 +31,10 @@ class RankRule(Protocol):
     def rank(self, spectrum: SpectrumLike) -> int: ...
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
 @dataclass(frozen=True)
 class Threshold:
     """Keep the directions whose variance is strictly greater than ``variance``: the paper's tau."""
@@ -37,7 +42,7 @@ class Threshold:
     variance: float
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.variance) and self.variance >= 0):
+        if not (_is_number(self.variance) and self.variance >= 0):
             raise ConfigError(f"Threshold({self.variance!r}): the variance must be finite and at least 0")
 
     def rank(self, spectrum: SpectrumLike) -> int:
@@ -65,7 +70,7 @@ class Fraction:
     fraction: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
+        if not (_is_number(self.fraction) and 0 < self.fraction <= 1):
             raise ConfigError(f"Fraction({self.fraction!r}): the fraction must lie in (0, 1]")
 
     def rank(self, spectrum: SpectrumLike) -> int:
@@ -79,7 +84,7 @@ class ExplainedVariance:
     share: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
+        if not (_is_number(self.share) and 0 < self.share <= 1):
             raise ConfigError(f"ExplainedVariance({self.share!r}): the share must lie in (0, 1]")
 
     def rank(self, spectrum: SpectrumLike) -> int:
@@ -93,7 +98,7 @@ class L1Threshold:
     norm: float
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.norm) and self.norm >= 0):
+        if not (_is_number(self.norm) and self.norm >= 0):
             raise ConfigError(f"L1Threshold({self.norm!r}): the norm must be finite and at least 0")
 
 
@@ -103,7 +108,8 @@ KeepOutputs = int | float | L1Threshold
 
 def as_rank_rule(rank: Rank) -> RankRule:
     """Turn 50 into ``Fixed(50)`` and 0.5 into ``Fraction(0.5)``; rules pass through."""
-    if isinstance(rank, bool) or not isinstance(rank, int | float | RankRule):
+    is_rule = isinstance(rank, RankRule) and callable(rank.rank)
+    if isinstance(rank, bool) or not (is_rule or isinstance(rank, int | float)):
         raise ConfigError(f"rank={rank!r}: give a whole number, a fraction of the width or a rank rule")
     if isinstance(rank, int):
         return Fixed(rank)
@@ -164,6 +170,8 @@ class PCNConfig:
     keep_dropped: bool = False  # the authors' option: the dropped part of the weight stays, frozen
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layers, Mapping):
+            raise ConfigError(f"layers={self.layers!r}: give a mapping from layer names or globs to LayerRules")
         object.__setattr__(self, "layers", dict(self.layers))
         object.__setattr__(self, "exclude", (self.exclude,) if isinstance(self.exclude, str) else tuple(self.exclude))
         LayerRule(self.rank, self.keep_outputs, self.order)
@@ -172,6 +180,9 @@ class PCNConfig:
         for pattern, rule in self.layers.items():
             if not isinstance(rule, LayerRule):
                 raise ConfigError(f"layers[{pattern!r}] is {rule!r}: give a LayerRule")
+        for pattern in [*self.layers, *self.exclude]:
+            if not isinstance(pattern, str):
+                raise ConfigError(f"{pattern!r} is not a layer name: give names or globs, such as 'features.*'")
 
     def excludes(self, name: str) -> str | None:
         """Return the pattern of ``exclude`` that matches this layer, or None."""

@@ -34,7 +34,9 @@ class Example:
         """
         inputs = batch
         if forward is None:
-            if isinstance(batch, list | tuple) and batch:
+            if isinstance(batch, list | tuple):
+                if not batch:
+                    raise ConfigError("a batch is empty: give tensors, mappings or (inputs, targets) pairs")
                 inputs = batch[0]
             if isinstance(inputs, Mapping):
                 inputs = dict(inputs)

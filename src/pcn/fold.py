@@ -1,16 +1,18 @@
-"""Back to the architecture that the user had: bases multiplied out, dropped channels put back where nobody reads them."""
+"""Back to the architecture that the user had: bases multiplied out, dropped channels back where nobody reads them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pcn.errors import PlanError
-from pcn.layers import LAYER_TYPES, layer_type, unwrap
+from pcn.layers import LAYER_TYPES, unwrap
 from pcn.nn import PCModule, inherit_
 from pcn.plain import dense_layer
 from pcn.plan import LayerPlan, Plan, get_plan
-from pcn.skeleton import sync_sizes_
 from pcn.surgery import Edit, commit_
 
 
@@ -25,21 +27,42 @@ def fold_(model: nn.Module) -> list[str]:
     plan = get_plan(base)
     if plan is None:
         raise PlanError("this model carries no plan: only a model changed by a plan, or loaded with one, can be folded")
+    edit = Edit(cut=_restored(plan, base))
     kept_bias: list[str] = []
-    swaps, tensors = [], _restored(plan, base)
     for layer in plan.transformed:
-        old = base.get_submodule(layer.name)
-        if not isinstance(old, PCModule):
-            raise PlanError(f"{layer.name!r} is no longer a principal component layer, so the plan no longer fits")
+        old = _held(base, layer)
         dense = _widen(plan, layer, dense_layer(old))
         if not layer.bias:
-            if layer.norm_after is None:
+            norm = _norm_after(plan, layer, base)
+            if norm is None:
                 kept_bias.append(layer.name)
             else:
-                _absorb_bias(base.get_submodule(layer.norm_after), dense, tensors)
-        swaps.append((old, _original_class(layer, dense)))
-    commit_(base, Edit(swaps, tensors), None)
+                _absorb_bias(norm, dense, edit.cut)
+        edit.swaps.append((old, _original_class(layer, dense)))
+    commit_(base, edit, None)
+    for name, module in base.named_modules():
+        if name in plan.layers:
+            _set_sizes_(module, plan.layers[name])
     return kept_bias
+
+
+def _held(model: nn.Module, layer: LayerPlan) -> PCModule:
+    try:
+        module = model.get_submodule(layer.name)
+    except AttributeError:
+        module = None
+    if not isinstance(module, PCModule):
+        raise PlanError(f"{layer.name!r} is no longer a principal component layer, so the model's plan no longer fits")
+    return module
+
+
+def _norm_after(plan: Plan, layer: LayerPlan, model: nn.Module) -> _BatchNorm | None:
+    """The batch norm that can take over a layer's bias: one that normalises this layer's output and nothing else."""
+    name = layer.norm_after
+    if name is None or sum(other.norm_after == name for other in plan.layers.values()) > 1:
+        return None
+    norm = dict(model.named_modules()).get(name)
+    return norm if isinstance(norm, _BatchNorm) else None
 
 
 def _restored(plan: Plan, model: nn.Module) -> dict[int, tuple[Tensor, Tensor]]:
@@ -49,6 +72,8 @@ def _restored(plan: Plan, model: nn.Module) -> dict[int, tuple[Tensor, Tensor]]:
     restored: dict[int, tuple[Tensor, Tensor]] = {}
     for name in plan.slices:
         if name.rpartition(".")[0] not in transformed:
+            if name not in held:
+                raise PlanError(f"the model no longer has {name!r}, which its plan has cut")
             old = held[name]
             new = _spread(old.detach(), plan, name, fill=1.0 if name.endswith("running_var") else 0.0)
             wrapped = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
@@ -79,17 +104,25 @@ def _widen(plan: Plan, layer: LayerPlan, dense: nn.Module) -> nn.Module:
         bias = dense.bias.new_zeros(layer.out_features)
         bias[list(rows)] = dense.bias
         dense.bias = nn.Parameter(bias, dense.bias.requires_grad)
-    sync_sizes_(dense)
     return dense
 
 
-def _absorb_bias(norm: nn.Module, dense: nn.Module, tensors: dict[int, tuple[Tensor, Tensor]]) -> None:
+def _set_sizes_(module: Any, layer: LayerPlan) -> None:
+    """Have a stock layer say the sizes that it had; those of one channel left do not tell whether it was depthwise."""
+    if LAYER_TYPES[layer.kind].spatial:
+        module.in_channels, module.out_channels, module.groups = layer.in_features, layer.out_features, layer.groups
+    elif layer.kind == "linear":
+        module.in_features, module.out_features = layer.in_features, layer.out_features
+
+
+def _absorb_bias(norm: _BatchNorm, dense: nn.Module, tensors: dict[int, tuple[Tensor, Tensor]]) -> None:
     """Batch norm subtracts the mean: a bias before it is the same as a smaller running mean and no bias."""
     held = norm.running_mean
-    assert isinstance(held, Tensor) and isinstance(dense.bias, Tensor)
-    current = tensors[id(held)][1] if id(held) in tensors else held
-    tensors[id(held)] = (held, current - dense.bias.detach().to(current))
-    dense.bias = None
+    assert isinstance(dense.bias, Tensor)
+    if held is not None:  # without running statistics the batch's own mean takes any bias away
+        current = tensors[id(held)][1] if id(held) in tensors else held
+        tensors[id(held)] = (held, current - dense.bias.to(current))
+    dense.register_parameter("bias", None)
 
 
 def _original_class(layer: LayerPlan, dense: nn.Module) -> nn.Module:
@@ -97,9 +130,10 @@ def _original_class(layer: LayerPlan, dense: nn.Module) -> nn.Module:
         return dense
     from transformers.pytorch_utils import Conv1D
 
-    made: nn.Module = Conv1D(layer.out_features, layer.in_features)
-    assert layer_type(made) is not None and isinstance(dense.weight, Tensor)
-    made.weight = nn.Parameter(dense.weight.detach().t().contiguous(), dense.weight.requires_grad)
+    with torch.device("meta"):
+        made: nn.Module = Conv1D(layer.out_features, layer.in_features)  # type: ignore[no-untyped-call]
+    assert isinstance(dense.weight, Tensor)
+    made.weight = nn.Parameter(dense.weight.t().contiguous(), dense.weight.requires_grad)
     made.bias = dense.bias
     inherit_(made, dense)
     return made

@@ -61,7 +61,7 @@ def class_scores(wiring: Wiring, rows: Mapping[str, Tensor], activations: Mappin
 def choose(requests: list[Request], wiring: Wiring, blocked: Mapping[int, str], scores: Tensor) -> Choice:
     """Decide, request by request from the smallest set of channels up, which classes are dropped."""
     choice = Choice(torch.zeros(wiring.class_count, dtype=torch.bool))
-    decided_by: dict[int, str] = {}
+    decided_by: dict[int, Request] = {}
     for request in sorted(requests, key=lambda r: len(wiring.outputs[r.layer])):
         _decide(request, wiring, blocked, scores, choice, decided_by)
     return choice
@@ -73,7 +73,7 @@ def _decide(
     blocked: Mapping[int, str],
     scores: Tensor,
     choice: Choice,
-    decided_by: dict[int, str],
+    decided_by: dict[int, Request],
 ) -> None:
     classes, sizes = (t.tolist() for t in wiring.outputs[request.layer].unique(return_counts=True))
     free = [c for c in classes if c not in blocked and c not in decided_by]
@@ -89,7 +89,7 @@ def _decide(
         return
     for c in free:
         choice.dropped[c] = c not in taken
-        decided_by[c] = request.layer
+        decided_by[c] = request
 
 
 def _take(
@@ -119,7 +119,7 @@ def _agrees(request: Request, kept: int, width: int, free: list[int]) -> bool:
     """A count must be met exactly by a layer that was named; a glob takes the nearest number below."""
     if isinstance(request.keep, L1Threshold):
         return bool(free)
-    return kept == target(request.keep, width) or (bool(free) and not request.exact)
+    return kept == target(request.keep, width) or (bool(free) and kept > 0 and not request.exact)
 
 
 def _conflict(
@@ -128,15 +128,19 @@ def _conflict(
     classes: list[int],
     choice: Choice,
     blocked: Mapping[int, str],
-    decided_by: Mapping[int, str],
+    decided_by: Mapping[int, Request],
     wiring: Wiring,
 ) -> None:
-    others = sorted({decided_by[c] for c in classes if c in decided_by})
+    others = sorted((decided_by[c] for c in classes if c in decided_by), key=lambda other: other.layer)
     if others:
-        other = others[0]
+        other = others[0].layer
         theirs = int((~choice.dropped[wiring.outputs[other]]).sum())
         if isinstance(request.keep, L1Threshold):
             return  # the other layer's request has settled these channels
+        if not request.exact and all(asked.keep == request.keep for asked in others):
+            # One wish for all of them contradicts nobody; it just cannot be met by every one to the digit.
+            choice.reasons[request.layer] = f"it shares channels with {other!r}, of whose outputs {theirs} stay"
+            return
         raise CouplingError(
             f"{other!r} and {request.layer!r} share channels (they meet in a sum or the like) but are asked to keep "
             f"{theirs} and {target(request.keep, len(wiring.outputs[request.layer]))} outputs; "

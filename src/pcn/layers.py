@@ -95,9 +95,13 @@ def transformable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str
             elif isinstance(module.weight, nn.parameter.UninitializedParameter):
                 reason = "it is lazy: run the model once first"
             elif id(module) in direct:
-                reason = f"its parent {direct[id(module)]} reads its weight directly"
-            elif len(owners[id(module.weight)]) > 1:
-                reason = f"its weight is shared by {' and '.join(repr(n) for n in sorted(owners[id(module.weight)]))}"
+                reason = direct[id(module)]
+            elif (computed := _computed(module)) is not None:
+                reason = f"its {computed} is computed from other tensors (pruning, weight or spectral norm)"
+            elif "forward" in module.__dict__:
+                reason = "its forward function was replaced"
+            elif (shared := _shared(module, owners)) is not None:
+                reason = shared
             elif kind.spatial and canonical_weight(module).shape[1] == 1 and groups_of(module) > 1:
                 reason = "depthwise: one channel per group has no smaller subspace"
             elif not module.weight.is_floating_point():
@@ -115,11 +119,29 @@ def _parameter_owners(model: nn.Module) -> dict[int, set[str]]:
     return owners
 
 
+def _shared(module: nn.Module, owners: dict[int, set[str]]) -> str | None:
+    for name, parameter in module.named_parameters(recurse=False):
+        holders = sorted(owners[id(parameter)])
+        if len(holders) > 1:
+            return f"its {name} is shared by {' and '.join(map(repr, holders))}"
+    return None
+
+
+def _computed(module: nn.Module) -> str | None:
+    """Name the tensor of a layer that is no parameter of its own, if there is one."""
+    tensors = (name for name in ("weight", "bias") if isinstance(getattr(module, name, None), Tensor))
+    return next((name for name in tensors if name not in module._parameters), None)
+
+
 def _read_directly(model: nn.Module) -> dict[int, str]:
+    """Say for which modules a new one in their place would not be called, and why: id -> reason."""
     found: dict[int, str] = {}
     for module in model.modules():
+        if isinstance(module, torch._dynamo.eval_frame.OptimizedModule):
+            found[id(module._orig_mod)] = "torch.compile was given this one layer and holds on to it"
         if isinstance(module, READS_CHILDREN_DIRECTLY):
-            found |= {id(child): type(module).__name__ for child in module.modules() if child is not module}
+            why = f"its parent {type(module).__name__} reads its weight directly"
+            found |= {id(child): why for child in module.modules() if child is not module}
     return found
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from pcn.config import Order
+from pcn.errors import PlanError, suggest
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -134,12 +135,15 @@ class Plan:
         return None if cut is None else cut.kept
 
     def with_rank(self, name: str, rank: int | None) -> Plan:
-        """Return the plan with another rank for one layer; raising one needs the statistics when it is applied."""
-        from pcn.errors import PlanError, suggest
-
+        """Return the plan with another rank for one layer, or with None for a layer that reads its input as it is."""
         if name not in self.layers:
             raise PlanError(f"the plan has no layer {name!r}{suggest(name, self.layers)}")
-        return replace(self, layers={**self.layers, name: replace(self.layers[name], rank=rank)})
+        layer = self.layers[name]
+        width = layer.in_features // layer.groups
+        if rank is not None and (type(rank) is not int or not 1 <= rank <= width):
+            raise PlanError(f"{name!r} cannot have rank {rank!r}: give a whole number from 1 to {width}, or None")
+        reason = "no rank asked for" if rank is None else None
+        return replace(self, layers={**self.layers, name: replace(layer, rank=rank, reason=reason, note=None)})
 
     def apply_(
         self,
@@ -192,3 +196,11 @@ def get_plan(model: nn.Module) -> Plan | None:
 
     plan: Any = getattr(unwrap(model), "_pcn_plan", None)
     return plan if isinstance(plan, Plan) else None
+
+
+def set_plan_(model: nn.Module, plan: Plan | None) -> None:
+    """Have a model carry a plan, through copies and pickles too, or none."""
+    if plan is None:
+        model.__dict__.pop("_pcn_plan", None)
+    else:
+        model.__dict__["_pcn_plan"] = plan

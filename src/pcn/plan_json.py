@@ -1,11 +1,12 @@
-"""A plan as JSON and back: only known fields of the right type get in."""
+"""A plan as JSON and back: only known fields with possible values get in."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import reprlib
 import typing
-from typing import Any, cast
+from typing import Any
 
 from pcn.config import ORDERS
 from pcn.errors import FileError
@@ -14,6 +15,7 @@ from pcn.plan import Cut, LayerPlan, Plan
 
 FORMAT = "pcn-plan"
 VERSION = 1
+REQUIRED = tuple(f.name for f in dataclasses.fields(LayerPlan) if f.default is dataclasses.MISSING)
 
 
 def dumps(plan: Plan) -> str:
@@ -23,114 +25,120 @@ def dumps(plan: Plan) -> str:
         name: {str(dim): {"size": cut.size, "kept": list(cut.kept)} for dim, cut in dims.items()}
         for name, dims in plan.slices.items()
     }
-    return json.dumps(
-        {"format": FORMAT, "version": VERSION, "layers": layers, "slices": slices, "left_alone": plan.left_alone}
-    )
+    head = {"format": FORMAT, "version": VERSION}
+    return json.dumps({**head, "layers": layers, "slices": slices, "left_alone": plan.left_alone})
+
+
+def _without_defaults(layer: LayerPlan) -> dict[str, Any]:
+    defaults = {f.name: f.default for f in dataclasses.fields(LayerPlan)}
+    return {key: value for key, value in dataclasses.asdict(layer).items() if value != defaults[key]}
 
 
 def loads(text: str) -> Plan:
     """Read a plan, or raise :class:`FileError` that says what is wrong with it."""
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=_no_key_twice)
     except (ValueError, RecursionError) as error:
-        raise FileError(f"the plan is not JSON: {error}") from None
+        raise FileError(f"the plan is not JSON: {error}; take plan.json from a folder that pcn.save wrote") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise FileError(f"this is not a plan: its format is not {FORMAT!r}")
-    if data.get("version") != VERSION:
-        raise FileError(f"the plan has version {data.get('version')!r}; this library reads version {VERSION}")
-    layers = [_layer(item) for item in _list(data.get("layers"), "layers")]
+        raise FileError(f"this is not a plan: its format is not {FORMAT!r}; give the text that Plan.to_json wrote")
+    if data.get("version") != VERSION or type(data["version"]) is not int:
+        found = reprlib.repr(data.get("version"))
+        raise FileError(f"the plan has version {found}, this library reads {VERSION}; use the one that wrote it")
+    _check_keys(data, {"format", "version", "layers", "slices", "left_alone"}, "the plan")
+    layers = [_layer(_typed(item, dict, "a layer of the plan")) for item in _typed(data["layers"], list, "layers")]
     if len({layer.name for layer in layers}) != len(layers):
         raise FileError("the plan names a layer twice")
-    plan = Plan(
-        {layer.name: layer for layer in layers}, _slices(data.get("slices", {})), _texts(data.get("left_alone", {}))
-    )
-    _check_widths(plan)
+    plan = Plan({layer.name: layer for layer in layers}, _slices(data["slices"]), _reasons(data["left_alone"]))
+    for layer in layers:
+        _check_widths(layer, plan)
     return plan
 
 
-def _without_defaults(layer: LayerPlan) -> dict[str, Any]:
-    values = dataclasses.asdict(layer)
-    defaults = {f.name: f.default for f in dataclasses.fields(LayerPlan)}
-    return {key: value for key, value in values.items() if key not in defaults or value != defaults[key]}
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
 
 
-def _layer(item: Any) -> LayerPlan:
-    fields = {f.name: f for f in dataclasses.fields(LayerPlan)}
+def _typed(value: Any, kind: type, what: str) -> Any:
+    if type(value) is not kind:
+        raise FileError(f"{what}: {reprlib.repr(value)} is not a {kind.__name__}")
+    return value
+
+
+def _check_keys(data: dict[str, Any], known: set[str], what: str, required: set[str] | None = None) -> None:
+    unknown = sorted(data.keys() - known)
+    missing = sorted((known if required is None else required) - data.keys())
+    if unknown or missing:
+        wrong = f"has an unknown field {reprlib.repr(unknown[0])}" if unknown else f"lacks {', '.join(missing)}"
+        raise FileError(f"{what} {wrong}")
+
+
+def _layer(item: dict[str, Any]) -> LayerPlan:
     types = typing.get_type_hints(LayerPlan)
-    if not isinstance(item, dict):
-        raise FileError("a layer of the plan is not an object")
+    what = f"layer {reprlib.repr(item.get('name'))} of the plan"
+    _check_keys(item, set(types), what, required=set(REQUIRED))
     for key, value in item.items():
-        if key not in fields:
-            raise FileError(f"a layer of the plan has an unknown field {key!r}")
-        if not _is(value, types[key]):
-            raise FileError(f"layer {item.get('name')!r} of the plan: {key} is {value!r}")
-    missing = [n for n in ("name", "kind", "in_features", "out_features") if n not in item]
-    if missing:
-        raise FileError(f"a layer of the plan lacks {', '.join(missing)}")
-    layer = LayerPlan(**{k: tuple(v) if k == "kernel" else v for k, v in item.items()})
-    return _sane(layer)
+        if not _fits(value, types[key]):
+            raise FileError(f"{what}: {key} cannot be {reprlib.repr(value)}")
+    values: dict[str, Any] = {key: tuple(value) if key == "kernel" else value for key, value in item.items()}
+    layer = LayerPlan(**values)
+    if not _is_possible(layer):
+        raise FileError(f"{what} has impossible sizes or an unknown kind {reprlib.repr(layer.kind)}")
+    return layer
 
 
-def _is(value: Any, expected: Any) -> bool:
+def _fits(value: Any, expected: Any) -> bool:
     """Say whether a JSON value has a field's type."""
     if typing.get_origin(expected) is typing.Literal:
         return value in ORDERS
     if typing.get_origin(expected) is tuple:
-        return isinstance(value, list) and all(type(v) is int and v > 0 for v in value)
+        return type(value) is list and all(type(size) is int and size > 0 for size in value)
     if options := typing.get_args(expected):
-        return any(value is None if option is type(None) else _is(value, option) for option in options)
+        return any(value is None if option is type(None) else _fits(value, option) for option in options)
     return type(value) is expected
 
 
-def _sane(layer: LayerPlan) -> LayerPlan:
+def _is_possible(layer: LayerPlan) -> bool:
     sizes = (layer.in_features, layer.out_features, layer.groups, layer.kept_inputs, layer.kept_outputs)
-    width = layer.in_features // layer.groups if layer.groups > 0 else 0
+    if layer.kind not in LAYER_TYPES or min(sizes) < 1 or len(layer.kernel) != LAYER_TYPES[layer.kind].spatial:
+        return False
     fits = layer.kept_inputs <= layer.in_features and layer.kept_outputs <= layer.out_features
-    ranked = layer.rank is None or 1 <= layer.rank <= width
-    if layer.kind not in LAYER_TYPES or min(sizes) < 1 or not fits or not ranked:
-        raise FileError(f"layer {layer.name!r} of the plan has impossible sizes or an unknown kind {layer.kind!r}")
-    return layer
+    divides = layer.in_features % layer.groups == 0 and layer.out_features % layer.groups == 0
+    return fits and divides and (layer.rank is None or 1 <= layer.rank <= layer.in_features // layer.groups)
 
 
 def _slices(data: Any) -> dict[str, dict[int, Cut]]:
     slices: dict[str, dict[int, Cut]] = {}
-    if not isinstance(data, dict):
-        raise FileError("the plan's slices are not an object")
-    for name, dims in data.items():
-        if not isinstance(dims, dict) or not dims:
-            raise FileError(f"the plan's slices of {name!r} are not an object")
-        for dim, cut in dims.items():
-            if not dim.isdecimal() or not isinstance(cut, dict) or set(cut) != {"size", "kept"}:
-                raise FileError(f"the plan's slices of {name!r} must give size and kept per dimension")
-            slices.setdefault(name, {})[int(dim)] = _cut(name, cut["size"], _list(cut["kept"], f"slices of {name!r}"))
+    for name, dims in _typed(data, dict, "the plan's slices").items():
+        what = f"the plan's slices of {reprlib.repr(name)}"
+        for dim, cut in _typed(dims, dict, what).items():
+            if not (len(dim) == 1 and dim in "0123456789"):
+                raise FileError(f"{what}: {reprlib.repr(dim)} is not a dimension")
+            _check_keys(_typed(cut, dict, what), {"size", "kept"}, what)
+            slices.setdefault(name, {})[int(dim)] = _cut(cut["size"], _typed(cut["kept"], list, what), what)
     return slices
 
 
-def _cut(name: str, size: Any, kept: list[Any]) -> Cut:
-    ascending = all(type(k) is int and k >= 0 for k in kept) and kept == sorted(set(kept))
-    if type(size) is not int or not kept or not ascending or kept[-1] >= size:
-        raise FileError(f"the plan's slices of {name!r} must be ascending indices below their size")
+def _cut(size: Any, kept: list[Any], what: str) -> Cut:
+    whole = type(size) is int and all(type(index) is int for index in kept)
+    if not whole or not kept or kept[0] < 0 or kept[-1] >= size or kept != sorted(set(kept)):
+        raise FileError(f"{what} must be ascending indices below the size")
     return Cut(size, tuple(kept))
 
 
-def _check_widths(plan: Plan) -> None:
+def _reasons(data: Any) -> dict[str, str]:
+    reasons: dict[str, str] = _typed(data, dict, "the plan's left_alone")
+    return {name: _typed(reason, str, "a reason in the plan's left_alone") for name, reason in reasons.items()}
+
+
+def _check_widths(layer: LayerPlan, plan: Plan) -> None:
     """The numbers of kept channels must be those of the slices."""
-    for layer in plan.layers.values():
-        kind = LAYER_TYPES[layer.kind]
-        dims = plan.slices.get(f"{layer.name}.weight", {})
-        outputs = len(dims[kind.out_dim].kept) if kind.out_dim in dims else layer.out_features
-        inputs = len(dims[kind.in_dim].kept) * layer.groups if kind.in_dim in dims else layer.in_features
-        if outputs != layer.kept_outputs or (not layer.depthwise and inputs != layer.kept_inputs):
-            raise FileError(f"layer {layer.name!r} of the plan keeps other numbers of channels than its slices do")
-
-
-def _list(value: Any, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise FileError(f"the plan's {what} are not a list")
-    return value
-
-
-def _texts(value: Any) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-        raise FileError("the plan's left_alone must map names to reasons")
-    return cast("dict[str, str]", value)
+    kind = LAYER_TYPES[layer.kind]
+    outputs, inputs = (plan.kept(f"{layer.name}.weight", dim) for dim in (kind.out_dim, kind.in_dim))
+    left = layer.out_features if outputs is None else len(outputs)
+    read = layer.in_features if inputs is None else len(inputs) * layer.groups
+    if left != layer.kept_outputs or (not layer.depthwise and read != layer.kept_inputs):
+        raise FileError(f"layer {reprlib.repr(layer.name)} of the plan keeps other numbers of channels than its slices")

@@ -7,7 +7,7 @@ from pcn.plan import LayerPlan, Plan
 
 def plan_table(plan: Plan) -> str:
     """Return the plan as an aligned table with a line of totals, and the reasons of what is left alone."""
-    rows = [("layer", "in", "out", "trainable", "FLOPs", "")]
+    rows: list[tuple[str, ...]] = [("layer", "in", "out", "trainable", "FLOPs", "")]
     rows += [_row(layer) for layer in plan.layers.values() if layer.changed]
     before, after = plan.trainable_before, plan.trainable_after
     saved = f"{before:,} -> {after:,} trainable in these layers ({after / max(before, 1):.1%})"

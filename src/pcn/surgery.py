@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -10,13 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pcn.errors import PlanError, suggest
-from pcn.graph.trace import capture
-from pcn.layers import LAYER_TYPES, canonical_weight, groups_of, in_width, layer_type, out_width, unwrap
+from pcn.example import Example
+from pcn.layers import LAYER_TYPES, canonical_weight, groups_of, layer_type, transformable_layers, unwrap
 from pcn.nn import PCModule, empty_like
 from pcn.optimizer import Replaced, carry_cut, carry_projected, check_optimizer, follow_
-from pcn.plan import LayerPlan, Plan, get_plan
+from pcn.plan import LayerPlan, Plan, get_plan, set_plan_
 from pcn.skeleton import sync_sizes_
 from pcn.statistics import Statistics
+from pcn.statistics.untouched import untouched
 from pcn.transform import dropped_part, reader_transform, select_inputs
 
 Swap = tuple[nn.Module, nn.Module]  # the old layer and the new one
@@ -43,22 +45,28 @@ def apply_plan_(
 ) -> None:
     """Transform the model, its averaged copy and its optimizer: all or nothing.
 
-    With ``check`` the model is traced once more afterwards, and everything is put back if it no longer runs.
+    With ``check`` the model then runs on the statistics' example, and everything is put back if it fails.
     """
     base = unwrap(model)
     copies = [base] if ema is None else [base, averaged(ema)]
     if optimizer is not None:
         check_optimizer(optimizer, strict=strict)
     edits = [_edit(plan, module, stats) for module in copies]
-    undo = [commit_(module, edit, plan) for module, edit in zip(copies, edits, strict=True)]
-    try:
+    with ExitStack() as undo:
+        for module, edit in zip(copies, edits, strict=True):
+            undo.callback(commit_(module, edit, plan))
         if check and stats.example is not None:
-            capture(base, stats.example)
+            _check_runs(base, stats.example)
         if optimizer is not None:
             follow_(optimizer, edits[0].replaced)
+        undo.pop_all()
+
+
+def _check_runs(model: nn.Module, example: Example) -> None:
+    try:
+        with untouched(model, eval_mode=True):
+            example.call(model)
     except Exception as error:
-        for step in reversed(undo):
-            step()
         raise PlanError(f"the transformed model does not run, so the model was put back as it was: {error}") from error
 
 
@@ -68,18 +76,21 @@ def averaged(ema: nn.Module) -> nn.Module:
     return unwrap(inner if isinstance(inner, nn.Module) else ema)
 
 
-def reshape_(plan: Plan, model: nn.Module) -> None:
-    """Give the model the plan's architecture; transformed layers start afresh with a random basis."""
+def reshape_(plan: Plan, model: nn.Module, *, empty: bool = False) -> Callable[[], None]:
+    """Give the model the plan's architecture, with random weights in transformed layers; return how to undo it.
+
+    With ``empty`` their tensors hold nothing yet.
+    """
     base = unwrap(model)
     check_fits(plan, base)
     edit = Edit(cut=_cut_tensors(plan, base))
     for layer in plan.transformed:
         old = base.get_submodule(layer.name)
         new = _empty(layer, old)
-        if new.weight.device.type != "meta":
+        if not empty and not new.weight.is_meta:
             new.reset_parameters()
         edit.swaps.append((old, new))
-    commit_(base, edit, plan)
+    return commit_(base, edit, plan)
 
 
 def _edit(plan: Plan, model: nn.Module, stats: Statistics) -> Edit:
@@ -122,21 +133,13 @@ def check_fits(plan: Plan, model: nn.Module) -> None:
     if get_plan(model) is not None:
         raise PlanError("this model has been transformed already; pcn.fold_(model) brings its plain layers back")
     modules = dict(model.named_modules())
+    left_alone = {name: reason for name, _, reason in transformable_layers(model) if reason is not None}
     for layer in plan.layers.values():
-        module = modules.get(layer.name)
-        kind = None if module is None else layer_type(module)
-        if module is None or kind is None or kind.kind != layer.kind:
-            found = "no such layer" if module is None else type(module).__name__
-            raise PlanError(
-                f"the plan has a {layer.kind} layer {layer.name!r}, the model {found}{suggest(layer.name, modules)}"
-            )
-        weight = canonical_weight(module)
-        sizes = (in_width(module), out_width(module), groups_of(module), tuple(weight.shape[2:]))
-        planned = (layer.in_features, layer.out_features, layer.groups, layer.kernel)
-        if sizes != planned:
-            raise PlanError(
-                f"{layer.name!r} has (inputs, outputs, groups, kernel) {sizes}, the plan was made for {planned}"
-            )
+        if layer.name not in modules:
+            raise PlanError(f"the plan has a layer {layer.name!r}, the model none{suggest(layer.name, modules)}")
+        _check_layer(layer, modules[layer.name])
+        if layer.rank is not None and layer.name in left_alone:
+            raise PlanError(f"{layer.name!r} has a rank in the plan but must be left alone: {left_alone[layer.name]}")
     tensors = _tensors(model)
     for name, dims in plan.slices.items():
         if name not in tensors:
@@ -144,6 +147,19 @@ def check_fits(plan: Plan, model: nn.Module) -> None:
         shape = tuple(tensors[name].shape)
         if any(dim >= len(shape) or cut.size != shape[dim] for dim, cut in dims.items()):
             raise PlanError(f"the plan's cut of {name!r} does not fit its shape {shape}")
+
+
+def _check_layer(layer: LayerPlan, module: nn.Module) -> None:
+    kind = layer_type(module)
+    if kind is None or kind.kind != layer.kind:
+        raise PlanError(f"{layer.name!r} is a {layer.kind} layer in the plan, but {type(module).__name__} in the model")
+    weight, groups = canonical_weight(module), groups_of(module)
+    sizes = (weight.shape[1] * groups, weight.shape[0], groups, tuple(weight.shape[2:]))
+    planned = (layer.in_features, layer.out_features, layer.groups, layer.kernel)
+    if sizes != planned:
+        raise PlanError(
+            f"{layer.name!r} has (inputs, outputs, groups, kernel) {sizes}, the plan was made for {planned}"
+        )
 
 
 def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:
@@ -163,7 +179,13 @@ def _transformed(plan: Plan, layer: LayerPlan, module: nn.Module, stats: Statist
     block = None
     if kept is not None and layer.order == "kept_block":
         block = stats.block_basis(layer.name, kept, layer.rank)
-    mean, basis = stats.mean(layer.name), stats.basis(layer.name, layer.rank)
+    mean = stats.mean(layer.name)
+    if len(mean) != layer.in_features:
+        raise PlanError(
+            f"the statistics of {layer.name!r} are of {len(mean)} inputs, the layer has {layer.in_features}: "
+            "apply the plan with the statistics that it was made from"
+        )
+    basis = stats.basis(layer.name, layer.rank)
     projected = reader_transform(
         weight, bias, mean, basis, kept=kept, order=layer.order, groups=layer.groups, block_basis=block
     )
@@ -220,40 +242,33 @@ def _cut_tensors(plan: Plan, model: nn.Module) -> dict[int, tuple[Tensor, Tensor
 
 def commit_(model: nn.Module, edit: Edit, plan: Plan | None) -> Callable[[], None]:
     """Put new layers and tensors in, wherever the old ones are held; return how to undo it all."""
-    replaced = {id(old): new for old, new in edit.swaps}
-    undo: list[Callable[[], None]] = []
+    with ExitStack() as undo:
+        _swap_layers_(model, edit.swaps, undo)
+        _swap_tensors_(model, edit.cut, undo)
+        undo.callback(set_plan_, model, get_plan(model))
+        set_plan_(model, plan)
+        return undo.pop_all().close
+
+
+def _swap_layers_(model: nn.Module, swaps: list[Swap], undo: ExitStack) -> None:
+    replaced = {id(old): new for old, new in swaps}
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child is not None and id(child) in replaced:
+                undo.callback(parent._modules.__setitem__, name, child)
                 parent._modules[name] = replaced[id(child)]
-                undo.append(_restore(parent._modules, name, child))
+
+
+def _swap_tensors_(model: nn.Module, cut: dict[int, tuple[Tensor, Tensor]], undo: ExitStack) -> None:
     for module in list(model.modules()):
-        sizes = dict(module.__dict__)
+        sizes = {key: value for key, value in module.__dict__.items() if isinstance(value, int)}
         touched = False
         for held in (module._parameters, module._buffers):
             for name, tensor in list(held.items()):
-                if tensor is not None and id(tensor) in edit.cut:
-                    held[name] = edit.cut[id(tensor)][1]  # type: ignore[assignment]
-                    undo.append(_restore(held, name, tensor))
+                if tensor is not None and id(tensor) in cut:
+                    undo.callback(held.__setitem__, name, tensor)  # type: ignore[arg-type]
+                    held[name] = cut[id(tensor)][1]  # type: ignore[assignment]
                     touched = True
         if touched:
+            undo.callback(module.__dict__.update, sizes)
             sync_sizes_(module)
-            undo.append(_restore_sizes(module, sizes))
-    before = model.__dict__.get("_pcn_plan")
-    model.__dict__["_pcn_plan"] = plan
-    undo.append(_restore(model.__dict__, "_pcn_plan", before))
-
-    def undo_all() -> None:
-        for step in reversed(undo):
-            step()
-
-    return undo_all
-
-
-def _restore(held: dict, name: str, value: object) -> Callable[[], None]:  # type: ignore[type-arg]
-    return lambda: held.__setitem__(name, value)
-
-
-def _restore_sizes(module: nn.Module, before: dict[str, object]) -> Callable[[], None]:
-    numbers = {key: value for key, value in before.items() if isinstance(value, int)}
-    return lambda: module.__dict__.update(numbers)

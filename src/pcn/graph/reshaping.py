@@ -11,7 +11,7 @@ from pcn.graph.pointwise import meet
 from pcn.graph.rules import Call, Output, refuse, rule
 
 
-@rule("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten")
+@rule("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.reshape_as", "aten.view_as")
 def reshape(atoms: Atoms, call: Call) -> Carried:
     value = next(call.tensors())
     labels: list[Label] = [None] * len(call.shape)

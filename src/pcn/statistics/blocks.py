@@ -31,7 +31,7 @@ def as_block(x: Tensor, kind: LayerType, groups: int = 1) -> Tensor:
     positions = x[0, 0].numel()
     if positions == 1 or (x.stride(1) == 1 and channels > 1):
         return _from_rows(x.movedim(1, -1).reshape(-1, channels), groups)
-    return x.flatten(2).unflatten(1, (groups, -1))
+    return x.flatten(2).view(len(x), groups, channels // groups, positions)
 
 
 def rows_of(block: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def pooled(x: Tensor, kind: LayerType, size: int | None) -> Tensor:
         return x
     spatial = x.shape[-kind.spatial :]
     window = tuple(min(size, length) for length in spatial)
-    return _POOLS[kind.spatial](working_precision(x), window)  # type: ignore[operator, no-any-return]
+    return _POOLS[kind.spatial](working_precision(x), window)
 
 
 def shifted_pieces(block: Tensor, pilot: Tensor) -> Iterator[Tensor]:
@@ -89,7 +89,7 @@ def working_precision(x: Tensor) -> Tensor:
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
     """Multiply fp32 matrices in fp32: no TF32, no bf16, no autocast; the caller's settings come back afterwards."""
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     precisions = [backend.fp32_precision for backend in backends]
     try:
         everywhere = torch.get_float32_matmul_precision()
@@ -106,7 +106,8 @@ def exact_products(device: torch.device) -> Iterator[None]:
 
 
 def _from_rows(rows: Tensor, groups: int) -> Tensor:
-    return rows.T.unflatten(0, (groups, -1)).unsqueeze(0)
+    samples, channels = rows.shape
+    return rows.view(samples, groups, channels // groups).permute(1, 2, 0).unsqueeze(0)
 
 
 def _is_rows(block: Tensor) -> bool:

@@ -83,7 +83,8 @@ class Collector:
         if bad:
             others = f" (and those of {len(bad) - 1} more layers)" if len(bad) > 1 else ""
             raise StatisticsError(
-                f"the inputs of {bad[0]!r}{others} hold NaN, infinite or too large values; check the model and its batches"
+                f"the inputs of {bad[0]!r}{others} hold NaN, infinite or too large values; "
+                "check the model's weights and the batches"
             )
 
     def refining(self, keys: Iterable[str]) -> Collector:
@@ -106,9 +107,9 @@ class Collector:
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = args[0] if args else next(iter(kwargs.values()), None)
-            # What the layer cannot take it will say itself, better than anyone else.
-            fits = isinstance(x, Tensor) and x.dim() > kind.spatial and x.shape[kind.channel_dim] == width
-            if fits and x.numel():
+            if not isinstance(x, Tensor) or x.dim() <= kind.spatial or x.shape[kind.channel_dim] != width:
+                return  # the layer itself will say what is wrong
+            if x.numel():
                 self._take(name, x.detach(), self._token(x, (kind.channel_dim, groups)), kind, groups)
 
         return hook

@@ -9,7 +9,8 @@ from torch import Tensor
 
 BLOCK = 32
 PROBE = 8
-DEPENDENT = 1e-10  # a column with less than this outside the space adds nothing to it
+LARGEST_BLOCK = 64
+DEPENDENT = 1e-10  # a row with less than this outside the space adds nothing to it
 
 Apply = Callable[[Tensor], Tensor]
 Enough = Callable[[Tensor], int | None]
@@ -24,13 +25,16 @@ class Krylov:
     order of the square of that.
     """
 
-    def __init__(self, apply: Apply, trace: Tensor, start: Tensor, tolerance: float, floor: float) -> None:
+    def __init__(
+        self, apply: Apply, trace: Tensor, start: Tensor, tolerance: float, floor: float, probe: bool = True
+    ) -> None:
         self._apply, self._trace, self._tolerance, self._floor = apply, trace, tolerance, floor
         self._width = start.shape[1]
         self._basis = start.new_empty(0, self._width)  # Q
         self._image = start.new_empty(0, self._width)  # Q C
         self._reduced = start.new_empty(0, 0)  # Q C Qᵀ
-        self._next = start
+        self._probe = probe
+        self._grow(start)
 
     def until(self, enough: Enough, limit: int) -> tuple[Tensor, Tensor] | None:
         """Grow until the leading pairs are found, or return None when that takes more than ``limit`` dimensions.
@@ -42,19 +46,23 @@ class Krylov:
         while True:
             values, turn = self._ritz()
             needed = enough(values)
-            if needed is not None and self._converged(values[:needed], turn[:needed]):
-                if needed == sure_of or self._exhausted():
+            missing = None if needed is None else self._missing(values[:needed], turn[:needed])
+            if missing is not None and len(missing) == 0:
+                if needed == sure_of or self._exhausted() or not self._probe:
                     return values[:needed], turn[:needed] @ self._basis
                 # The Krylov space holds no more copies of a multiple eigenvalue than the block has rows; random rows
                 # would show one that is missing.
                 sure_of = needed
-                self._next = torch.cat([self._next, random_rows(PROBE, self._basis)])
-                self._grow(1)
+                self._grow(random_rows(PROBE, self._basis))
+                missing = self._image[-PROBE:]
             elif self._exhausted():
                 return values, turn @ self._basis
             elif self.dimensions >= limit:
                 return None
-            self._grow(self.dimensions // 8)
+            self._grow(missing[:LARGEST_BLOCK] if missing is not None else self._image[-BLOCK:])
+            if missing is None:  # far from an answer: looking for it costs more than growing
+                for _ in range(self.dimensions // (8 * BLOCK)):
+                    self._grow(self._image[-BLOCK:])
 
     @property
     def dimensions(self) -> int:
@@ -68,32 +76,29 @@ class Krylov:
         values, turn = torch.linalg.eigh(self._reduced)
         return values.flip(0).clamp_min(0), turn.flip(1).T
 
-    def _converged(self, values: Tensor, turn: Tensor) -> bool:
+    def _missing(self, values: Tensor, turn: Tensor) -> Tensor:
+        """What the space lacks to hold these pairs: the residuals of those that have not converged."""
         residual = turn @ self._image - (values.unsqueeze(1) * turn) @ self._basis
         allowed = torch.maximum(self._tolerance * values, self._floor * values[:1])
-        return bool((torch.linalg.vector_norm(residual, dim=1) <= allowed).all())
+        return residual[torch.linalg.vector_norm(residual, dim=1) > allowed]
 
     def _exhausted(self) -> bool:
         left = self._trace - self._reduced.diagonal().sum()
         return self.dimensions == self._width or bool(left <= self._floor * self._trace)
 
-    def _grow(self, least: int) -> None:
-        """Add at least one block and so many dimensions, or as many as there are."""
-        target = min(self.dimensions + max(least, 1), self._width)
-        while self.dimensions < target:
-            block = self._orthonormal(self._next)
-            if len(block) == 0:  # the space is invariant, yet does not hold all of the variance
-                block = self._orthonormal(random_rows(BLOCK, self._basis))
-            self._append(block, self._apply(block))
-
-    def _append(self, block: Tensor, image: Tensor) -> None:
+    def _grow(self, rows: Tensor) -> None:
+        if self.dimensions == self._width:
+            return
+        block = self._orthonormal(rows)
+        if len(block) == 0:  # the space is invariant, yet does not hold all of the variance
+            block = self._orthonormal(random_rows(BLOCK, self._basis))
+        image = self._apply(block)
         across, corner = self._basis @ image.T, block @ image.T
         top = torch.cat([self._reduced, across], dim=1)
         bottom = torch.cat([across.T, (corner + corner.T) / 2], dim=1)
         self._reduced = torch.cat([top, bottom])
         self._basis = torch.cat([self._basis, block])
         self._image = torch.cat([self._image, image])
-        self._next = image
 
     def _orthonormal(self, block: Tensor) -> Tensor:
         """Orthonormalise rows against the basis and each other; those that add nothing are left out."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -10,10 +12,10 @@ from pcn.statistics.krylov import BLOCK, Apply, Enough, Krylov, random_rows
 from pcn.statistics.moments import Moments
 from pcn.statistics.samples import Samples
 
-TOLERANCE = 1e-6
+TOLERANCE = 1e-5
 ROUGH_TOLERANCE = 1e-4  # here fp32 products have done their part, and fp64 ones go on
 ROUGH_FLOOR = 1e-6
-SURPLUS = 1.5  # directions handed on from fp32 to fp64, relative to those needed
+SURPLUS = 1.0  # directions handed on from fp32 to fp64, relative to those needed
 
 
 class Leading:
@@ -22,7 +24,9 @@ class Leading:
     def __init__(self, moments: Moments, group: int, trace: Tensor) -> None:
         self._moments, self._group, self._trace = moments, group, trace
         self._start = random_rows(BLOCK, trace.new_empty(0, moments.width))
-        self._rough = self._rough_solver() if isinstance(moments, Samples) else None
+        self._rough: Krylov | None = None
+        if isinstance(moments, Samples):
+            self._rough = Krylov(_fp32_products(moments, group), trace, self._start, ROUGH_TOLERANCE, ROUGH_FLOOR)
         self._fine: Krylov | None = None
 
     def until(self, enough: Enough, limit: int) -> tuple[Tensor, Tensor] | None:
@@ -39,12 +43,8 @@ class Leading:
 
     def _fine_solver(self, start: Tensor) -> Krylov:
         floor = self._moments.resolution / 10
-        return Krylov(lambda rows: self._moments.apply(rows, self._group), self._trace, start, TOLERANCE, floor)
-
-    def _rough_solver(self) -> Krylov:
-        return Krylov(
-            _fp32_products(self._moments, self._group), self._trace, self._start, ROUGH_TOLERANCE, ROUGH_FLOOR
-        )
+        apply = partial(self._moments.apply, group=self._group)
+        return Krylov(apply, self._trace, start, TOLERANCE, floor, probe=self._rough is None)
 
 
 def _fp32_products(samples: Samples, group: int) -> Apply:

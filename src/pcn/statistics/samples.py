@@ -12,7 +12,7 @@ from pcn.statistics.blocks import as_block, rows_of
 from pcn.statistics.moments import Covariance, Moments, first_mean
 
 SAMPLES_BYTES = 2**30
-PIECE = 2**22  # numbers that are brought to fp64 at a time
+PIECE = 2**20  # numbers that are brought to fp64 at a time
 
 
 class Samples(Moments):
@@ -53,10 +53,10 @@ class Samples(Moments):
         mean = self.mean()[group].to(dtype)
         for rows in self.parts:
             for piece in rows[:, channels].split(max(1, PIECE // self.width)):
-                yield piece.to(mean) - mean
+                yield torch.sub(piece.to(mean.device), mean)
 
     def mean(self) -> Tensor:
-        return (self.total / self.count).unflatten(0, (self.groups, self.width))
+        return (self.total / self.count).view(self.groups, self.width)
 
     def variances(self) -> Tensor:
         squares = [sum(piece.square().sum(0) for piece in self.centred(group)) for group in range(self.groups)]

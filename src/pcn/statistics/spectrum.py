@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from pcn.statistics.moments import Moments
 from pcn.statistics.samples import Samples
 from pcn.statistics.sketch import Sketch
 
-EIGH_WIDTH = 1024  # up to here all eigenpairs cost little
+EIGH_SIZE = 1536  # up to here all eigenpairs cost little
 
 Pair = tuple[Tensor, Tensor]  # eigenvalues (k,) in descending order, eigenvectors (w, k)
 Question = Callable[[Tensor, Tensor], int | None]  # known eigenvalues, total variance -> how many of them answer it
@@ -23,9 +24,10 @@ Question = Callable[[Tensor, Tensor], int | None]  # known eigenvalues, total va
 class Spectrum:
     """The spectrum of one activation, lazy: each question goes to the cheapest solver, and answers are kept.
 
-    Up to a width of 1,024 that is a full ``eigh``; above, a Krylov space that grows until the leading eigenpairs
-    answer the question, and all eigenpairs where that would take a third of them, from the smaller side of the samples
-    when these were kept. Eigenvalues that rounding drowns are 0, and directions without variance complete the basis.
+    Small problems get a full ``eigh``. Large ones get a Krylov space that grows until the leading eigenpairs answer the
+    question, and all eigenpairs only where that would take a quarter of them. Where the samples were kept, all
+    eigenpairs come from the smaller side. Eigenvalues that rounding drowns are 0, and directions without variance
+    complete the basis.
     """
 
     def __init__(self, moments: Moments, layer: str) -> None:
@@ -70,7 +72,7 @@ class Spectrum:
         counts = []
         for (values, _), total in zip(self._ask(question), self.total_variance, strict=True):
             answer = question(values, total)
-            if answer is None and not self._is_whole:
+            if answer is None and isinstance(self._moments, Sketch):
                 raise StatisticsError(
                     f"{self.layer!r}: the {len(values)} directions that were kept, which hold "
                     f"{float(values.sum() / total):.1%} of the variance, are too few for this rank rule; "
@@ -93,8 +95,9 @@ class Spectrum:
         moments = self._moments
         if isinstance(moments, Sketch):
             return list(zip(*moments.leading(), strict=True))
-        limit = min(moments.count - 1, self.width) // 3
-        if self.width > EIGH_WIDTH and at_least <= limit // 2 and (pairs := self._leading(question, limit)):
+        size = min(moments.count, self.width) if isinstance(moments, Samples) else self.width
+        limit = size // 4
+        if size > EIGH_SIZE and at_least <= limit // 2 and (pairs := self._leading(question, limit)):
             return pairs
         self._is_whole, self._solvers = True, []
         if isinstance(moments, Samples):
@@ -109,11 +112,16 @@ class Spectrum:
         self._solvers = self._solvers or [Leading(self._moments, g, total) for g, total in enumerate(totals)]
         pairs: list[Pair] = []
         for solver, total in zip(self._solvers, totals, strict=True):
-            found = solver.until(lambda values, total=total: question(self._denoised(values), total), limit)
+            found = solver.until(partial(self._answer, question, total), limit)
             if found is None:
                 return None
             pairs.append((found[0], eigen.with_fixed_signs(found[1].T)))
+        answers = [self._answer(question, total, values) for (values, _), total in zip(pairs, totals, strict=True)]
+        self._is_whole = all(answer is None for answer in answers)  # the space was exhausted before the question
         return pairs
+
+    def _answer(self, question: Question, total: Tensor, values: Tensor) -> int | None:
+        return question(self._denoised(values), total)
 
     def _denoised(self, values: Tensor) -> Tensor:
         return torch.where(values > self._moments.resolution * values[:1], values, 0)

@@ -62,17 +62,11 @@ def _row(statistics: Statistics, name: str, rule: RankRule) -> _Row:
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    texts = [
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(cell.rjust(w) for cell, w in zip(row[1:-1], widths[1:-1], strict=True)),
-                row[-1],
-            ]
-        )
-        for row in rows
-    ]
-    return [text.rstrip() for text in texts]
+    texts = []
+    for first, *numbers, last in rows:
+        middle = [cell.rjust(width) for cell, width in zip(numbers, widths[1:-1], strict=True)]
+        texts.append("  ".join([first.ljust(widths[0]), *middle, last]).rstrip())
+    return texts
 
 
 def _listed(title: str, reasons: list[tuple[str, str]], most: int = 4) -> list[str]:

@@ -1,0 +1,47 @@
+"""Putting a finished folder in the place of another, so that a crash leaves one of them whole."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+
+def flush(*paths: Path) -> None:
+    """Wait until files and folders are on the disk."""
+    for path in paths:
+        if path.is_dir() and os.name == "nt":  # Windows opens no folders
+            continue
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def put_in_place(fresh: Path, target: Path, aside: Path) -> None:
+    """Rename a folder to ``target``; what was there ends up where the folder was, or at ``aside``.
+
+    Linux swaps the two in one step. Elsewhere there is a moment in which ``target`` does not exist: then the old folder
+    stands at ``aside``, and the new one is complete.
+    """
+    if not target.exists():
+        os.replace(fresh, target)
+    elif not _exchange(fresh, target):
+        os.replace(target, aside)
+        try:
+            os.replace(fresh, target)
+        except OSError:
+            os.replace(aside, target)
+            raise
+    flush(target.parent)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Let two paths swap their names at once; return whether the system could."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # Python's os module has no such call
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename is not None and rename(here, os.fsencode(first), here, os.fsencode(second), swap) == 0

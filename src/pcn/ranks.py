@@ -1,0 +1,150 @@
+"""Giving every layer its rank, or the reason why it keeps its input as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from pcn.config import ExplainedVariance, LayerRule, PCNConfig, RankRule, SpectrumLike, Threshold, as_rank_rule
+from pcn.errors import ConfigError, PlanError
+from pcn.graph import ChannelGraph
+from pcn.layers import canonical_weight, groups_of, layer_type
+from pcn.plan import LayerPlan
+from pcn.statistics import Spectrum, Statistics
+
+
+def rank_layers(
+    found: list[tuple[str, nn.Module, str | None]],
+    stats: Statistics | None,
+    config: PCNConfig,
+    graph: ChannelGraph | None,
+) -> tuple[dict[str, LayerPlan], dict[str, str]]:
+    """Give every layer its rank or the reason why it has none; return these, and the reasons of other modules."""
+    layers: dict[str, LayerPlan] = {}
+    left_alone: dict[str, str] = {}
+    for name, module, reason in found:
+        if reason is not None and not _has_sizes(module):
+            left_alone[name] = _refuse_named(name, config, reason)
+            continue
+        layer = _describe(name, module)
+        reason = _excluded(name, config) or reason or _unmeasured(name, stats) or _directly_read(name, graph)
+        layers[name] = _with_rank(layer, stats, config, reason)
+    return layers, left_alone
+
+
+def _has_sizes(module: nn.Module) -> bool:
+    """Whether a module is a layer with a weight of its own, be it one that must be left alone."""
+    weight = module._parameters.get("weight")
+    lazy = isinstance(weight, nn.parameter.UninitializedParameter)
+    return layer_type(module) is not None and weight is not None and not lazy
+
+
+def _refuse_named(name: str, config: PCNConfig, reason: str) -> str:
+    rule, exact = config.rule_for(name)
+    if exact and rule != LayerRule(order=rule.order) and config.excludes(name) is None:
+        raise ConfigError(f"{name!r} has a rule of its own but must be left alone: {reason}")
+    return reason
+
+
+def _describe(name: str, module: nn.Module) -> LayerPlan:
+    kind = layer_type(module)
+    weight = canonical_weight(module)
+    assert kind is not None
+    groups = groups_of(module)
+    return LayerPlan(
+        name,
+        kind.kind,
+        weight.shape[1] * groups,
+        weight.shape[0],
+        groups,
+        tuple(weight.shape[2:]),
+        module.bias is not None,
+    )
+
+
+def _unmeasured(name: str, stats: Statistics | None) -> str | None:
+    if stats is None or name in stats.layers:
+        return None
+    return stats.left_alone.get(name, "the statistics do not cover it")
+
+
+def _directly_read(name: str, graph: ChannelGraph | None) -> str | None:
+    who = None if graph is None else graph.directly_read.get(name)
+    return None if who is None else f"{who!r} uses its weight without calling it"
+
+
+def _excluded(name: str, config: PCNConfig) -> str | None:
+    pattern = config.excludes(name)
+    return None if pattern is None else f"excluded by {pattern!r}"
+
+
+def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, reason: str | None) -> LayerPlan:
+    rule, exact = config.rule_for(layer.name)
+    if reason is None and rule.rank is None:
+        reason = "no rank asked for"
+    elif reason is not None and exact and config.excludes(layer.name) is None and rule.rank is not None:
+        raise ConfigError(f"{layer.name!r} is asked for a rank but must be left alone: {reason}")
+    if reason is not None or rule.rank is None:
+        return replace(layer, reason=reason)
+    width = layer.in_features // layer.groups
+    rank, note = _rank(layer.name, as_rank_rule(rule.rank), _spectrum(layer, width, stats), config.multiple_of)
+    planned = replace(
+        layer,
+        rank=rank,
+        note=note,
+        order=rule.order or config.order,
+        train_basis=config.train_basis,
+        keep_dropped=config.keep_dropped,
+        activation=None if stats is None else stats.layers[layer.name],
+    )
+    if config.skip_larger and planned.trainable_after >= planned.trainable_before:
+        why = f"rank {rank} of {width} would not make it smaller (skip_larger=False transforms it nevertheless)"
+        return replace(layer, reason=why)
+    return planned
+
+
+def _spectrum(layer: LayerPlan, width: int, stats: Statistics | None) -> SpectrumLike:
+    if stats is None:
+        return _WidthOnly(width)
+    spectrum = stats.spectrum(layer.name)
+    if (spectrum.groups, spectrum.width) != (layer.groups, width):
+        raise PlanError(
+            f"the statistics of {layer.name!r} are of {spectrum.groups * spectrum.width} inputs in {spectrum.groups} "
+            f"groups, but the layer has {layer.in_features} in {layer.groups}; analyze this model itself"
+        )
+    return spectrum
+
+
+def _rank(name: str, rule: RankRule, spectrum: SpectrumLike, multiple_of: int) -> tuple[int, str | None]:
+    rank = rule.rank(spectrum)
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise ConfigError(f"{name!r}: {rule!r} gives the rank {rank!r}, which is not a whole number")
+    if not 1 <= rank <= spectrum.width:
+        raise ConfigError(
+            f"{name!r} is asked for rank {rank}, but its input has {spectrum.width} dimensions; "
+            f"give 1 to {spectrum.width} or a fraction, or exclude it"
+        )
+    return min(-(-rank // multiple_of) * multiple_of, spectrum.width), _note(rule, spectrum)
+
+
+def _note(rule: RankRule, spectrum: SpectrumLike) -> str | None:
+    """Say when a rule finds nothing to keep: the spectrum counts one direction all the same."""
+    if isinstance(spectrum, Spectrum) and isinstance(rule, Threshold | ExplainedVariance):
+        variance = rule.variance if isinstance(rule, Threshold) else 0.0
+        if float(spectrum.leading(1)[0].max()) <= variance:
+            return f"no direction has a variance above {variance:g}: one is kept"
+    return None
+
+
+@dataclass(frozen=True)
+class _WidthOnly:
+    """Stands for a spectrum where no activation was measured: rules that need variances cannot be answered."""
+
+    width: int
+
+    def count_above(self, variance: float) -> int:
+        raise ConfigError("a threshold on variance needs statistics; without them give a rank or a fraction")
+
+    def count_explaining(self, share: float) -> int:
+        raise ConfigError("a share of variance needs statistics; without them give a rank or a fraction")

@@ -1,0 +1,68 @@
+"""Random configurations for a model."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from pcn import ExplainedVariance, Fraction, L1Threshold, LayerRule, PCNConfig, Threshold
+from pcn.config import ORDERS, KeepOutputs, Order, Rank
+from pcn.layers import transformable_layers
+from random_models.choices import Choices
+
+
+def layer_names(model: nn.Module) -> list[str]:
+    """The layers that could be transformed."""
+    return [name for name, _, reason in transformable_layers(model) if reason is None]
+
+
+def full_basis(c: Choices, model: nn.Module) -> PCNConfig:
+    """Every layer in all directions of its input; some outputs dropped."""
+    return _config(c, model, lambda: 1.0, keep=_keep(c))
+
+
+def full_rank(c: Choices, model: nn.Module) -> PCNConfig:
+    """Every layer in all directions of its input; nothing dropped."""
+    return PCNConfig(rank=1.0, order=c.pick(ORDERS), skip_larger=False)
+
+
+def low_rank(c: Choices, model: nn.Module) -> PCNConfig:
+    """Few directions, by any rule."""
+    rules: list[Rank] = [0.5, 1, Fraction(0.25), ExplainedVariance(0.9), Threshold(0.05)]
+    return _config(c, model, lambda: c.pick(rules), keep=_keep(c) if c.chance(80) else None)
+
+
+def named(c: Choices, model: nn.Module) -> PCNConfig:
+    """One or two layers by their exact names: what cannot be done must raise."""
+    names = layer_names(model)
+    rules = {
+        c.pick(names): LayerRule(rank=c.pick([1.0, 1, 3, 9]), keep_outputs=_keep(c), order=_order(c))
+        for _ in range(c.between(1, 2) if names else 0)
+    }
+    return PCNConfig(rank=1.0, layers=rules, skip_larger=False)
+
+
+def _config(c: Choices, model: nn.Module, rank, keep: KeepOutputs | None) -> PCNConfig:  # type: ignore[no-untyped-def]
+    patterns = [_glob(c, name) for name in layer_names(model)]
+    layers, exclude = {}, []
+    if patterns:
+        for _ in range(c.below(3)):
+            layers[c.pick(patterns)] = LayerRule(rank=rank(), keep_outputs=_keep(c), order=_order(c))
+        if c.chance(30):
+            exclude.append(c.pick(patterns))
+    skips = c.chance(0) if rank() == 1.0 else c.chance(50)
+    return PCNConfig(rank(), keep, layers, tuple(exclude), c.pick(ORDERS), skip_larger=skips)
+
+
+def _keep(c: Choices) -> KeepOutputs | None:
+    options: list[KeepOutputs | None] = [0.5, 0.75, 0.3, 3, L1Threshold(0.8), L1Threshold(1.5), 1, None]
+    return c.pick(options)
+
+
+def _order(c: Choices) -> Order | None:
+    return c.pick([None, *ORDERS])
+
+
+def _glob(c: Choices, name: str) -> str:
+    """A pattern, never the name itself, that matches this layer and perhaps others."""
+    head, _, tail = name.rpartition(".")
+    return c.pick([f"{name[:-1]}*", f"{head}.*" if head else "*", f"*{tail}"])
