@@ -1,5 +1,6 @@
 """Principal Component Networks: find the small subspaces in which a model's activations live, and train in them."""
 
+from pcn.budget import Budget, fit_budget
 from pcn.compress import compress_
 from pcn.config import (
     ExplainedVariance,
@@ -31,6 +32,7 @@ from pcn.statistics import Statistics, analyze
 __version__ = "0.1.0"
 
 __all__ = [
+    "Budget",
     "ChannelGraph",
     "ConfigError",
     "CouplingError",
@@ -52,6 +54,7 @@ __all__ = [
     "TraceError",
     "analyze",
     "compress_",
+    "fit_budget",
     "fold_",
     "get_plan",
     "load",

@@ -37,7 +37,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Keep the directions whose variance is strictly greater than ``variance``: the paper's tau."""
+    """Keep the directions whose variance is strictly greater than ``variance``, the paper's tau; at least one."""
 
     variance: float
 
@@ -46,7 +46,7 @@ class Threshold:
             raise ConfigError(f"Threshold({self.variance!r}): the variance must be finite and at least 0")
 
     def rank(self, spectrum: SpectrumLike) -> int:
-        return spectrum.count_above(self.variance)
+        return max(1, spectrum.count_above(self.variance))
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class PCNConfig:
     exclude: tuple[str, ...] = ()
     order: Order = "truncate_first"
     multiple_of: int = 1  # ranks are rounded up to a multiple of this, never above the width
-    skip_larger: bool = True  # leave a layer alone when transforming it would not reduce its trainable parameters
+    skip_larger: bool = True  # leave a layer alone that would not get smaller, its basis included
     train_basis: bool = False  # the authors' option: the basis is trained too
     keep_dropped: bool = False  # the authors' option: the dropped part of the weight stays, frozen
 

@@ -34,11 +34,9 @@ def plan_outputs(
     blocked = _blocked(plan, config, graph, wiring)
     scores = _scores(plan, stats, wiring)
     choice = choose(requests, wiring, blocked, scores)
-    if choice.dropped.any() and _failure(model, example, graph, choice.dropped) is not None:
-        blocked = {**blocked, **_hard_coded(model, example, graph, wiring, requests, choice)}
+    while choice.dropped.any() and (why := _failure(model, example, graph, choice.dropped)) is not None:
+        blocked = {**blocked, **_hard_coded(model, example, graph, wiring, requests, choice, why)}
         choice = choose(requests, wiring, blocked, scores)
-        if choice.dropped.any() and (why := _failure(model, example, graph, choice.dropped)) is not None:
-            raise PlanError(f"dropping these outputs together breaks the model: {why}; drop fewer of them")
     slices = _slices(graph, choice.dropped)
     return replace(plan, slices=slices, layers=_with_slices(plan, slices, {**reasons, **choice.reasons}))
 
@@ -81,12 +79,14 @@ def _blocked(plan: Plan, config: PCNConfig, graph: ChannelGraph, wiring: Wiring)
         why = f"{name!r} reads it and is not transformed ({plan.layers[name].reason}); give {name!r} a rank"
         for cls in classes.unique().tolist():
             blocked.setdefault(cls, why)
-    for name, classes in wiring.outputs.items():
-        pattern = config.excludes(name)
+    for name, dimensions in graph.tensors.items():
+        owner = name.rpartition(".")[0]
+        if (pattern := config.excludes(owner)) is not None:
+            for cls in torch.cat(dimensions).unique().tolist() if dimensions else []:
+                blocked.setdefault(cls, f"it is in {owner!r}, which is excluded by {pattern!r}")
+    for classes in wiring.outputs.values():
         for cls in classes.tolist():
-            if pattern is not None:
-                blocked.setdefault(cls, f"{name!r} puts it out and is excluded by {pattern!r}")
-            elif cls not in read:
+            if cls not in read:
                 blocked.setdefault(cls, "no transformed layer reads it")
     return blocked
 
@@ -104,10 +104,8 @@ def _scores(plan: Plan, stats: Statistics | None, wiring: Wiring) -> Tensor:
 
 def _failure(model: nn.Module, example: Example, graph: ChannelGraph, dropped: Tensor) -> str | None:
     """Trace a copy without the dropped channels; return what goes wrong, or None."""
-    slices = _slices(graph, dropped)
-    expected = {name: tuple(classes[~dropped[classes]] for classes in tensor) for name, tensor in graph.tensors.items()}
     try:
-        check_couplings(skeleton(model, slices), example, expected, graph.class_count)
+        check_couplings(skeleton(model, _slices(graph, dropped)), example, graph, dropped)
     except PCNError as error:
         return str(error)
     return None
@@ -120,19 +118,25 @@ def _hard_coded(
     wiring: Wiring,
     requests: list[Request],
     choice: Choice,
+    together: str,
 ) -> dict[int, str]:
     """Find the sets of channels that the model's code does not let go, by dropping one connected set at a time."""
     blocked: dict[int, str] = {}
-    for dropped in _components(requests, wiring, choice.dropped):
-        why = _failure(model, example, graph, dropped)
+    components = _components(requests, wiring, choice.dropped)
+    for component in components:
+        why = _failure(model, example, graph, component & choice.dropped) if len(components) > 1 else together
         if why is not None:
-            reason = f"its size is written into the model's code ({why})"
-            blocked |= dict.fromkeys(dropped.nonzero().flatten().tolist(), reason)
-    return blocked
+            blocked |= dict.fromkeys(component.nonzero().flatten().tolist(), _written(why))
+    # Sets that can go one by one but not together all stay.
+    return blocked or dict.fromkeys(torch.stack(components).any(0).nonzero().flatten().tolist(), _written(together))
+
+
+def _written(why: str) -> str:
+    return f"its size is written into the model's code ({why})"
 
 
 def _components(requests: list[Request], wiring: Wiring, dropped: Tensor) -> list[Tensor]:
-    """Split the dropped classes into those of layers that share channels."""
+    """Find the sets of layers that share channels and lose some: one mask over all classes for each."""
     components: list[Tensor] = []
     for request in requests:
         own = torch.zeros_like(dropped)
@@ -140,7 +144,7 @@ def _components(requests: list[Request], wiring: Wiring, dropped: Tensor) -> lis
         overlapping = [c for c in components if (c & own).any()]
         components = [c for c in components if not (c & own).any()]
         components.append(torch.stack([own, *overlapping]).any(0))
-    return [c & dropped for c in components if (c & dropped).any()]
+    return [c for c in components if (c & dropped).any()]
 
 
 def _slices(graph: ChannelGraph, dropped: Tensor) -> Slices:

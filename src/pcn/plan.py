@@ -84,6 +84,11 @@ class LayerPlan:
         return 0 if self.rank is None else self.kept_inputs * (self.rank + 1)
 
     @property
+    def stored_after(self) -> int:
+        """Trained entries and the frozen basis."""
+        return self.trainable_after + (0 if self.train_basis else self.basis_size)
+
+    @property
     def flops_before(self) -> int | None:
         """Floating-point operations of one forward pass, per sample."""
         if self.out_positions is None:

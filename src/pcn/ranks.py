@@ -98,8 +98,8 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         keep_dropped=config.keep_dropped,
         activation=None if stats is None else stats.layers[layer.name],
     )
-    if config.skip_larger and planned.trainable_after >= planned.trainable_before:
-        why = f"rank {rank} of {width} would not make it smaller (skip_larger=False transforms it nevertheless)"
+    if config.skip_larger and planned.stored_after >= planned.trainable_before:
+        why = f"rank {rank} of {width} would not make it smaller, the basis included (skip_larger=False insists)"
         return replace(layer, reason=why)
     return planned
 

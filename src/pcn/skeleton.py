@@ -42,7 +42,9 @@ def _empty(tensor: Tensor, sizes: dict[int, int], device: torch.device | None) -
 def sync_sizes_(module: nn.Module) -> None:
     """Set the size attributes of a stock module to what its tensors say, after they have lost channels."""
     weight = getattr(module, "weight", None)
-    if isinstance(module, nn.modules.conv._ConvNd) and isinstance(weight, Tensor):
+    if isinstance(module, nn.modules.conv._ConvTransposeNd) and isinstance(weight, Tensor):
+        module.in_channels, module.out_channels = weight.shape[0], weight.shape[1] * module.groups
+    elif isinstance(module, nn.modules.conv._ConvNd) and isinstance(weight, Tensor):
         if module.groups == module.in_channels and module.groups > 1:  # depthwise: one group per channel left
             module.groups = weight.shape[0] * module.groups // module.out_channels
         module.in_channels = weight.shape[1] * module.groups

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ class Carried:
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    def mapped(self, classes: Tensor) -> Carried:
+        """The same with the class of every atom in its place."""
+        return replace(self, labels=tuple(None if label is None else classes[label] for label in self.labels))
 
     @classmethod
     def fixed(cls, shape: tuple[int, ...]) -> Carried:

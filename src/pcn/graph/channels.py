@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from pcn.errors import PlanError
 from pcn.example import Example
 from pcn.graph import pointwise, reshaping, weighted  # noqa: F401  (imported for the rules that they register)
 from pcn.graph.atoms import Atoms, Carried
-from pcn.graph.rules import apply_rule
-from pcn.graph.trace import as_call, caller, capture, shapes, sources
+from pcn.graph.rules import Call, apply_rule, refuse
+from pcn.graph.trace import as_call, caller, capture, depends_on_data, shapes, sources
 from pcn.graph.weighted import INPUT_INDEX, WEIGHT_ARGUMENT
-from pcn.layers import unwrap
+from pcn.layers import layer_type, unwrap
 
-Labels = Mapping[str, tuple[Tensor, ...]]
+
+@dataclass(frozen=True)
+class Passed:
+    """One call of a graph: who makes it, and the channel classes of what it puts out."""
+
+    op: str
+    who: str | None
+    outputs: tuple[Carried, ...]
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class ChannelGraph:
     tensors: dict[str, tuple[Tensor, ...]]
     pinned: dict[int, str]
     class_count: int
+    flow: tuple[Passed, ...] = ()  # call by call, in order, which channels come out
     reads: dict[str, tuple[str, ...]] = field(default_factory=dict)  # layer -> the activations that it is called on
     positions: dict[str, tuple[int, int]] = field(default_factory=dict)  # layer -> input and output positions
     norm_after: dict[str, str] = field(default_factory=dict)  # layer -> the batch norm that alone reads its output
@@ -54,29 +62,22 @@ def trace(model: nn.Module, example: Example) -> ChannelGraph:
     def fresh(name: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         return tuple(atoms.fresh(size) for size in shape)
 
-    walk = _Walk(model, atoms, fresh)
+    walk = Walk(model, atoms, fresh)
     walk.run(capture(model, example))
     classes = atoms.classes()
-    tensors = {name: tuple(classes[label] for label in labels) for name, labels in walk.tensors.items()}
     return ChannelGraph(
-        tensors, atoms.pinned(classes), atoms.count, walk.reads, walk.positions, walk.norm_after, walk.directly_read
+        {name: tuple(classes[label] for label in labels) for name, labels in walk.tensors.items()},
+        atoms.pinned(classes),
+        atoms.count,
+        tuple(replace(passed, outputs=tuple(v.mapped(classes) for v in passed.outputs)) for passed in walk.flow),
+        walk.reads,
+        walk.positions,
+        walk.norms_of_one(),
+        walk.directly_read,
     )
 
 
-def check_couplings(model: nn.Module, example: Example, expected: Labels, class_count: int) -> None:
-    """Raise when a model's own graph couples channels that ``expected`` keeps apart.
-
-    A model whose channels were dropped is traced again with the classes that its tensors should carry: sizes written
-    into its code show up as a failing trace or as channels that meet the wrong ones.
-    """
-    atoms = Atoms(class_count)
-    _Walk(model, atoms, lambda name, shape: expected[name]).run(capture(model, example))
-    classes = atoms.classes()[:class_count]
-    if not torch.equal(classes, torch.arange(class_count)):
-        raise PlanError("after dropping, channels meet that did not belong together: a size is written into the model")
-
-
-class _Walk:
+class Walk:
     """One pass over the calls of a captured graph."""
 
     def __init__(
@@ -89,11 +90,13 @@ class _Walk:
         self.tensors: dict[str, tuple[Tensor, ...]] = {}
         self.reads: dict[str, tuple[str, ...]] = {}
         self.positions: dict[str, tuple[int, int]] = {}
+        self.flow: list[Passed] = []
         self.norm_after: dict[str, str] = {}
+        self.norm_calls: Counter[str] = Counter()
         self.directly_read: dict[str, str] = {}
 
     def run(self, program: torch.export.ExportedProgram) -> None:
-        named = sources(program)
+        named = sources(program, self.model)
         carried: dict[fx.Node, Any] = {}
         for node in program.graph.nodes:
             if node.op == "placeholder":
@@ -121,9 +124,27 @@ class _Walk:
             assert isinstance(container, fx.Node)
             value = carried[container]
             return value[index] if isinstance(value, list) else value
+        self._used_directly(node, call)
+        if (norm := self._batch_norm(node)) is not None:
+            self.norm_calls[norm] += 1
         if call.op in WEIGHT_ARGUMENT:
             self._reading(node, call[WEIGHT_ARGUMENT[call.op]])
-        return apply_rule(self.atoms, call)
+        if depends_on_data(node):
+            output = refuse(self.atoms, call, f"{call.op} meets a size that depends on the data")
+        else:
+            output = apply_rule(self.atoms, call)
+        self.flow.append(Passed(call.op, caller(node), tuple(output) if isinstance(output, list) else (output,)))
+        return output
+
+    def _used_directly(self, node: fx.Node, call: Call) -> None:
+        """Note that somebody computes with a layer's own tensors, which will have other values."""
+        looks_only = {"aten._assert_tensor_metadata": "a", "aten.type_as": "other", "aten.to": "other"}
+        seen = call.arguments.get(looks_only.get(call.op, ""))
+        for value in call.tensors():
+            if value.source is not None and value is not seen:
+                owner, who = self.model.get_submodule(value.source.rpartition(".")[0]), caller(node)
+                if layer_type(owner) and (who is None or self.model.get_submodule(who) is not owner):
+                    self.directly_read.setdefault(self.names[id(owner)], who or type(self.model).__name__)
 
     def _reading(self, node: fx.Node, weight: Carried) -> None:
         """Note which layer a weighted call belongs to, or that somebody uses its weight without calling it."""
@@ -132,27 +153,41 @@ class _Walk:
         if owner is None or who is None:
             self.atoms.pin_all(weight, "its weight is computed or belongs to no layer")
             return
-        layer = self.names[id(self.model.get_submodule(owner))]
-        if self.model.get_submodule(owner) is not self.model.get_submodule(who):
-            self.directly_read[layer] = who
+        module = self.model.get_submodule(owner)
+        layer = self.names[id(module)]
+        if module is not self.model.get_submodule(who):
             self.atoms.pin_all(weight, f"{who!r} uses its weight without calling it")
+            return
+        if layer_type(module) is None:
+            self.atoms.pin_all(weight, f"{layer!r} reads it, and {type(module).__name__} cannot be transformed")
             return
         source = node.args[INPUT_INDEX[as_op(node)]]
         assert isinstance(source, fx.Node)
         self.reads[layer] = (*self.reads.get(layer, ()), str(source))
+        self._norm(node, layer)
+        if depends_on_data(node):
+            return
         spatial = max(weight.ndim - 2, 0)
         inputs, outputs = self.positions.get(layer, (0, 0))
         self.positions[layer] = (inputs + _positions(source, spatial), outputs + _positions(node, spatial))
-        self._norm(node, layer)
 
     def _norm(self, node: fx.Node, layer: str) -> None:
         users = list(node.users)
-        if len(users) == 1 and as_op(users[0]) == "aten.batch_norm" and len(self.reads[layer]) == 1:
-            who = caller(users[0])
-            if who and isinstance(self.model.get_submodule(who), nn.modules.batchnorm._BatchNorm):
-                self.norm_after[layer] = who
-        elif layer in self.norm_after:
-            del self.norm_after[layer]
+        name = self._batch_norm(users[0]) if len(users) == 1 else None
+        if name is not None and len(self.reads[layer]) == 1:
+            self.norm_after[layer] = name
+        else:
+            self.norm_after.pop(layer, None)
+
+    def _batch_norm(self, node: fx.Node) -> str | None:
+        """The name of the batch norm that makes this call, or None."""
+        who = caller(node) if as_op(node) == "aten.batch_norm" else None
+        module = self.model.get_submodule(who) if who else None
+        return self.names[id(module)] if isinstance(module, nn.modules.batchnorm._BatchNorm) else None
+
+    def norms_of_one(self) -> dict[str, str]:
+        """The batch norm that normalises a layer's output and nothing else, for each layer that has one."""
+        return {layer: norm for layer, norm in self.norm_after.items() if self.norm_calls[norm] == 1}
 
     def _pin_output(self, value: Any) -> None:
         for item in value if isinstance(value, list) else [value]:

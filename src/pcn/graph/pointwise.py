@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pcn.graph.atoms import Atoms, Carried, Label
-from pcn.graph.rules import Call, Output, operators, rule
+from pcn.graph.rules import Call, Output, operators, refuse, rule
 
 UNARY = operators(
     """
@@ -31,6 +31,14 @@ def unary(atoms: Atoms, call: Call) -> Output:
         return broadcast(atoms, call)
     outputs = [Carried(shape, value.labels) for shape in call.shapes]
     return outputs[0] if len(outputs) == 1 else outputs
+
+
+@rule("aten._assert_tensor_metadata")
+def look(atoms: Atoms, call: Call) -> Output:
+    """Checking a dtype touches no channel; checking a size does."""
+    if call.get("size") or call.get("stride"):
+        return refuse(atoms, call, "its size is written into the model's code")
+    return Carried.fixed(call.shape)
 
 
 @rule(*BROADCAST)

@@ -11,9 +11,13 @@ from pcn.graph.pointwise import meet
 from pcn.graph.rules import Call, Output, refuse, rule
 
 
-@rule("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.reshape_as", "aten.view_as")
-def reshape(atoms: Atoms, call: Call) -> Carried:
+@rule(
+    *(f"aten.{name}" for name in ["view", "reshape", "_unsafe_view", "flatten", "unflatten", "reshape_as", "view_as"])
+)
+def reshape(atoms: Atoms, call: Call) -> Output:
     value = next(call.tensors())
+    if 0 in call.shape:
+        return refuse(atoms, call, f"{call.op} of an empty tensor")
     labels: list[Label] = [None] * len(call.shape)
     for old, new in regroup(value.shape, call.shape):
         known = [d for d in old if value.labels[d] is not None]
@@ -182,7 +186,7 @@ def slice_(atoms: Atoms, call: Call) -> Carried:
         start = call.get("start", 0)
         start = min(start + size if start < 0 else start, size)
         step = call.get("step", 1)
-        if step == 1 and size % taken == 0 and start % taken == 0:
+        if step == 1 and taken and size % taken == 0 and start % taken == 0:
             couple_parts(atoms, label, size // taken)
         label = label[start::step][:taken]
     return Carried(call.shape, (*value.labels[:dim], label, *value.labels[dim + 1 :]))
@@ -196,6 +200,21 @@ def select(atoms: Atoms, call: Call) -> Output:
     labels = (*value.labels[:dim], *value.labels[dim + 1 :])
     outputs = [Carried(shape, labels) for shape in call.shapes]
     return outputs[0] if call.op == "aten.select" else outputs
+
+
+@rule("aten.index")
+def index(atoms: Atoms, call: Call) -> Carried:
+    """Tensors of indices pick along some dimensions; what they pick stands where the first of these was."""
+    value, indices = call["self"], call["indices"]
+    picked = [d for d, given in enumerate(indices) if given is not None]
+    for dim in picked:
+        atoms.pin(value.labels[dim], f"{call.op} picks single channels by number")
+        atoms.pin_all(indices[dim], f"{call.op} takes it for numbers of channels")
+    rest = [label for d, label in enumerate(value.labels) if d not in picked]
+    # Dimensions that do not stand side by side make room at the front.
+    at = picked[0] if picked[-1] - picked[0] == len(picked) - 1 else 0
+    new = len(call.shape) - len(rest)
+    return Carried(call.shape, (*rest[:at], *(None,) * new, *rest[at:]))
 
 
 @rule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,13 +32,26 @@ def capture(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
     """Export the model as it runs at inference; raise :class:`TraceError` with the tracer's own words if it fails."""
     traced = _Traced(model, example)
     try:
-        with inference(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with inference(model), _quiet(), torch.no_grad(), torch.compiler.set_stance("force_eager"):
             return torch.export.export(traced, (example.inputs,), strict=False)
     except Exception as error:
+        words = next(iter(str(error).strip().splitlines()), "no message")
         raise TraceError(
             f"torch.export cannot follow {type(model).__name__}, so its output channels cannot be dropped "
-            f"(input transformations need no graph): {type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            f"(input transformations need no graph): {type(error).__name__}: {words}"
         ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from printing the traceback of an error that is raised anyway."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 @contextmanager
@@ -52,11 +66,16 @@ def inference(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def sources(program: torch.export.ExportedProgram) -> dict[str, str]:
-    """Map placeholder names to the parameter or buffer that they stand for, named as in the model."""
+def sources(program: torch.export.ExportedProgram, model: nn.Module) -> dict[str, str]:
+    """Map placeholder names to the parameter or buffer that they stand for, by the first of its names in the model."""
+    held = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    for name, tensor in held:
+        first.setdefault(id(tensor), name)
+    names = {name: first[id(tensor)] for name, tensor in held}
     signature = program.graph_signature
     named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    return {node: str(name).removeprefix("model.") for node, name in named.items()}
+    return {node: names[str(name).removeprefix("model.")] for node, name in named.items()}
 
 
 def caller(node: fx.Node) -> str | None:
@@ -73,6 +92,16 @@ def shapes(node: fx.Node) -> list[tuple[int, ...]]:
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else [value]
     return [tuple(v.shape) if isinstance(v, Tensor) else () for v in values]
+
+
+def depends_on_data(node: fx.Node) -> bool:
+    """Whether a call puts out or takes in sizes that are known only when the model runs."""
+    for value in (n.meta.get("val") for n in (node, *node.all_input_nodes)):
+        for item in value if isinstance(value, list | tuple) else [value]:
+            sizes = item.shape if isinstance(item, Tensor) else [item]
+            if any(isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool) for size in sizes):
+                return True
+    return False
 
 
 def as_call(node: fx.Node, carried: dict[fx.Node, Any]) -> Call:

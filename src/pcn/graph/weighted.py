@@ -45,6 +45,21 @@ def convolution(atoms: Atoms, call: Call) -> Carried:
     return Carried(call.shape, (*value.labels[:channels], weight.labels[0], *(None,) * spatial))
 
 
+@rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d")
+def transposed_convolution(atoms: Atoms, call: Call) -> Carried:
+    """Its inputs must stay, as it cannot be transformed; its outputs may go."""
+    value, weight = call["input"], call["weight"]
+    spatial = weight.ndim - 2
+    channels = value.ndim - spatial - 1
+    for label in (value.labels[channels], weight.labels[0]):
+        atoms.pin(label, "a transposed convolution reads it")
+    if call.get("groups", 1) > 1:
+        atoms.pin(weight.labels[1], "a transposed convolution in groups puts it out")
+        return Carried(call.shape, (*value.labels[:channels], *(None,) * (spatial + 1)))
+    _bias(atoms, call.get("bias"), weight, 1)
+    return Carried(call.shape, (*value.labels[:channels], weight.labels[1], *(None,) * spatial))
+
+
 def _read(atoms: Atoms, value: Carried, dim: int, weight: Carried, in_dim: int, call: Call) -> None:
     """Couple the inputs' channels with the weight's input dimension."""
     inputs, rows = value.labels[dim], weight.labels[in_dim]

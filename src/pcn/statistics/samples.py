@@ -53,7 +53,7 @@ class Samples(Moments):
         mean = self.mean()[group].to(dtype)
         for rows in self.parts:
             for piece in rows[:, channels].split(max(1, PIECE // self.width)):
-                yield torch.sub(piece.to(mean.device), mean)
+                yield torch.sub(piece.to(mean.device), mean).to(dtype)
 
     def mean(self) -> Tensor:
         return (self.total / self.count).view(self.groups, self.width)

@@ -1,0 +1,92 @@
+"""Ranks for a budget: never above it, deterministic, and by scores that mean what they say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import pcn
+from pcn.budget import direction_scores
+from pcn.cost import count
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(3, 24, 3, padding=1),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.Conv2d(24, 32, 3, groups=2, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
+BATCH = torch.randn(32, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@settings(max_examples=15)
+@given(params=st.floats(0.3, 1.0), step=st.integers(1, 16))
+def test_the_budget_is_never_exceeded_and_the_same_question_gets_the_same_answer(params: float, step: int) -> None:
+    model = network()
+    stats = pcn.analyze(model, [BATCH])
+    limit = int(params * count(model).trainable)
+    try:
+        config = pcn.fit_budget(model, stats, pcn.Budget(params, step))
+    except pcn.ConfigError as error:
+        assert "too small" in str(error)
+        return
+    assert pcn.fit_budget(model, stats, pcn.Budget(params, step)) == config
+    pcn.make_plan(model, stats, config).apply_(model, stats)
+    assert count(model).trainable <= limit
+
+
+def test_a_larger_budget_buys_more_and_the_whole_budget_changes_nothing() -> None:
+    sizes = []
+    for params in (0.35, 0.6, 1.0):
+        model = network()
+        plan = pcn.compress_(model, [BATCH], params=params)
+        sizes.append(count(model).trainable)
+        assert params < 1.0 or not plan.transformed
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == count(network()).trainable
+
+
+def test_a_score_is_the_share_of_a_linear_layers_output_variance() -> None:
+    model = network().double()
+    features = torch.randn(200, 3, 8, 8, dtype=torch.double)
+    stats = pcn.analyze(model, [features])
+    inputs = model[:7].eval()(features)
+    outputs = inputs @ model[7].weight.T
+    kept = (inputs - stats.mean("7")) @ stats.basis("7", 5) @ stats.basis("7", 5).T @ model[7].weight.T
+    share = kept.var(0).sum() / outputs.var(0).sum()
+    torch.testing.assert_close(direction_scores(model, stats, "7")[:5].sum(), share, rtol=1e-9, atol=0)
+
+
+def test_layers_with_rules_and_excluded_ones_are_not_touched_by_the_budget() -> None:
+    model = network()
+    stats = pcn.analyze(model, [BATCH])
+    config = pcn.PCNConfig(layers={"7": pcn.LayerRule(rank=12)}, exclude=["3"])
+    plan = pcn.make_plan(model, stats, pcn.fit_budget(model, stats, pcn.Budget(0.5, 4), config))
+    assert plan.layers["7"].rank == 12
+    assert plan.layers["3"].rank is None
+    plan.apply_(model, stats)
+    assert count(model).trainable <= count(network()).trainable // 2
+
+
+@pytest.mark.parametrize("params", [0, -1, 0.0, 1.5, True, "half"])
+def test_an_impossible_budget_is_refused(params: object) -> None:
+    with pytest.raises(pcn.ConfigError, match="params="):
+        pcn.Budget(params)  # type: ignore[arg-type]
+
+
+def test_a_budget_below_the_floor_says_by_how_much() -> None:
+    with pytest.raises(pcn.ConfigError, match="parameters too small"):
+        pcn.compress_(network(), [BATCH], params=100)
