@@ -1,4 +1,4 @@
-"""Small models of the kinds that the tests transform, and a record of everything that a failed change must leave alone."""
+"""Small models of the kinds that the tests transform, and a record of all that a failed change must leave alone."""
 
 from __future__ import annotations
 
@@ -116,4 +116,5 @@ def all_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def distance(first: Tensor, second: Tensor) -> float:
     """How far apart two tensors are, relative to the second."""
+    first, second = first.detach(), second.detach()
     return float((first - second).norm() / second.norm())

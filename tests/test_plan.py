@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import ConvNet, Mlp, Residual, conv_net, images, vectors
 from torch import nn
@@ -25,8 +25,14 @@ def conv_plan(**options: object) -> tuple[ConvNet, Plan]:
     return model, make_plan(model, None, config, example=images(2))
 
 
+@settings(max_examples=6)
 @given(
-    st.floats(0.05, 1), st.floats(0.2, 1), st.sampled_from(ORDERS), st.booleans(), st.booleans(), st.sampled_from([1, 4])
+    st.floats(0.05, 1),
+    st.floats(0.2, 1),
+    st.sampled_from(ORDERS),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([1, 4]),
 )
 def test_the_counts_are_those_of_the_model_that_comes_out(
     rank: float, keep: float, order: str, train_basis: bool, keep_dropped: bool, multiple: int
@@ -58,7 +64,8 @@ def test_flops_are_those_that_torch_counts() -> None:
     before = sum(layer.flops_before for layer in plan.layers.values())
     assert before == flops_per_sample(model, images(2))
     plan.reshape_(model)
-    assert sum(layer.flops_after for layer in plan.layers.values()) == flops_per_sample(model, images(2))
+    after = sum(layer.flops_after for layer in plan.layers.values())
+    assert after == pytest.approx(flops_per_sample(model, images(100)), rel=1e-3)  # the mean is projected once a batch
 
 
 def test_kept_indices_and_what_is_changed() -> None:
@@ -71,13 +78,19 @@ def test_kept_indices_and_what_is_changed() -> None:
 
 
 def test_printed_it_says_what_is_kept_and_why_the_rest_is_left_alone() -> None:
-    text = str(conv_plan()[1])
+    _, plan = conv_plan()
+    text = str(plan)
     assert "8 -> 5 -> 3" in text
     assert "12 -> 8" in text
     assert "12 -> 8 -> 2 in 2 groups" in text
     assert "BatchNorm2d is not a Linear, Conv1d, Conv2d or Conv3d" in text
     assert "fc1, fc2: no rank asked for" in text
-    assert f"{conv_plan()[1].trainable_before:,} -> " in text
+    assert f"{plan.trainable_before:,} -> {plan.trainable_after:,} trainable in these layers" in text
+    before, after = (
+        sum(getattr(layer, side) for layer in plan.layers.values()) for side in ("flops_before", "flops_after")
+    )
+    assert f"{before:,} -> {after:,} FLOPs per sample" in text
+    assert "conv1: inputs stay: no rank asked for" in text
 
 
 def test_a_plan_that_changes_nothing_says_so() -> None:

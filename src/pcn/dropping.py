@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pcn.config import PCNConfig
-from pcn.errors import ConfigError, PCNError, PlanError
+from pcn.errors import ConfigError, PCNError
 from pcn.example import Example
 from pcn.graph import ChannelGraph, check_couplings
 from pcn.keep import Choice, Request, Wiring, choose, class_scores
@@ -30,7 +30,7 @@ def plan_outputs(
 ) -> Plan:
     """Choose the outputs to drop, prove on a copy without weights that the model still runs, and write them down."""
     wiring = _wiring(plan, graph)
-    requests, reasons = _possible(requests, wiring)
+    requests, reasons = _possible(requests, wiring, plan)
     blocked = _blocked(plan, config, graph, wiring)
     scores = _scores(plan, stats, wiring)
     choice = choose(requests, wiring, blocked, scores)
@@ -54,9 +54,12 @@ def _wiring(plan: Plan, graph: ChannelGraph) -> Wiring:
     return Wiring(outputs, inputs, graph.class_count)
 
 
-def _possible(requests: list[Request], wiring: Wiring) -> tuple[list[Request], dict[str, str]]:
+def _possible(requests: list[Request], wiring: Wiring, plan: Plan) -> tuple[list[Request], dict[str, str]]:
+    # A weight that two layers share stands in the graph under one of its names.
     missing = {
-        r.layer: "it was not called when the model was traced" for r in requests if r.layer not in wiring.outputs
+        r.layer: plan.layers[r.layer].reason or "it was not called when the model was traced"
+        for r in requests
+        if r.layer not in wiring.outputs
     }
     for request in requests:
         width = len(wiring.outputs.get(request.layer, ()))

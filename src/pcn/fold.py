@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pcn.edit import Edit
 from pcn.errors import PlanError
 from pcn.layers import LAYER_TYPES, unwrap
 from pcn.nn import PCModule, inherit_
 from pcn.plain import dense_layer
 from pcn.plan import LayerPlan, Plan, get_plan
-from pcn.surgery import Edit, commit_
+from pcn.surgery import commit_
 
 
 @torch.no_grad()

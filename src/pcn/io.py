@@ -12,12 +12,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from pcn.edit import Edit
 from pcn.errors import FileError, PlanError
 from pcn.folders import flush, put_in_place
 from pcn.layers import unwrap
 from pcn.nn import PCModule
 from pcn.plan import Plan, get_plan
-from pcn.surgery import Edit, commit_, reshape_
+from pcn.surgery import commit_, reshape_
 from pcn.weights import State, read_tensors, tensors_to_save
 
 PLAN_FILE = "plan.json"

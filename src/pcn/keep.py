@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,6 +20,12 @@ class Wiring:
     outputs: Mapping[str, Tensor]
     inputs: Mapping[str, Tensor]
     class_count: int
+
+    @cached_property
+    def families(self) -> list[set[int]]:
+        """The channels that a layer puts out, or reads: of each such set one must stay."""
+        sets = {frozenset(classes.tolist()) for side in (self.outputs, self.inputs) for classes in side.values()}
+        return [set(family) for family in sorted(sets, key=sorted)]
 
 
 @dataclass(frozen=True)
@@ -78,12 +85,14 @@ def _decide(
     classes, sizes = (t.tolist() for t in wiring.outputs[request.layer].unique(return_counts=True))
     free = [c for c in classes if c not in blocked and c not in decided_by]
     if not free and not any(c in decided_by for c in classes):
-        _refuse(request, choice, blocked[classes[0]])
+        if isinstance(request.keep, L1Threshold) or target(request.keep, sum(sizes)) < sum(sizes):
+            _refuse(request, choice, blocked[classes[0]])
         return
     size = dict(zip(classes, sizes, strict=True))
     kept = sum(size[c] for c in classes if c not in free and not choice.dropped[c])
-    ranked = sorted(free, key=lambda c: (-float(scores[c]), c))
-    taken = _take(request, ranked, size, kept, sum(sizes), scores)
+    needed = _needed(free, wiring, scores, choice)
+    ranked = sorted(free, key=lambda c: (c not in needed, -float(scores[c]), c))
+    taken = _take(request, ranked, needed, size, kept, sum(sizes), scores)
     if taken is None or not _agrees(request, sum(size[c] for c in taken) + kept, sum(sizes), free):
         _conflict(request, kept, classes, choice, blocked, decided_by, wiring)
         return
@@ -92,13 +101,29 @@ def _decide(
         decided_by[c] = request
 
 
+def _needed(free: list[int], wiring: Wiring, scores: Tensor, choice: Choice) -> set[int]:
+    """The best free class of every layer that would otherwise lose all of its outputs, or all of its inputs."""
+    mine = set(free)
+    needed = set()
+    for family in wiring.families:
+        if not family.isdisjoint(mine) and all(c in mine or choice.dropped[c] for c in family):
+            needed.add(min(family & mine, key=lambda c: (-float(scores[c]), c)))
+    return needed
+
+
 def _take(
-    request: Request, ranked: list[int], size: Mapping[int, int], kept: int, width: int, scores: Tensor
+    request: Request,
+    ranked: list[int],
+    needed: set[int],
+    size: Mapping[int, int],
+    kept: int,
+    width: int,
+    scores: Tensor,
 ) -> set[int] | None:
     """Pick free classes from the best down; None when what must stay is already too much."""
     if isinstance(request.keep, L1Threshold):
         above = {c for c in ranked if float(scores[c]) > request.keep.norm}
-        return above or (set(ranked[:1]) if kept == 0 else set())
+        return above | needed or (set(ranked[:1]) if kept == 0 else set())
     budget = target(request.keep, width) - kept
     if budget < 0:
         return None
@@ -107,7 +132,7 @@ def _take(
         if size[c] <= budget:
             taken.add(c)
             budget -= size[c]
-    return taken
+    return taken if needed <= taken else None
 
 
 def target(keep: int | float, width: int) -> int:
@@ -135,9 +160,8 @@ def _conflict(
     if others:
         other = others[0].layer
         theirs = int((~choice.dropped[wiring.outputs[other]]).sum())
-        if isinstance(request.keep, L1Threshold):
-            return  # the other layer's request has settled these channels
-        if not request.exact and all(asked.keep == request.keep for asked in others):
+        same_wish = not request.exact and all(asked.keep == request.keep for asked in others)
+        if isinstance(request.keep, L1Threshold) or same_wish:
             # One wish for all of them contradicts nobody; it just cannot be met by every one to the digit.
             choice.reasons[request.layer] = f"it shares channels with {other!r}, of whose outputs {theirs} stay"
             return
@@ -146,8 +170,9 @@ def _conflict(
             f"{theirs} and {target(request.keep, len(wiring.outputs[request.layer]))} outputs; "
             "give them the same keep_outputs"
         )
-    stuck = next((blocked[c] for c in classes if c in blocked), "its channels go in groups of several")
-    _refuse(request, choice, f"{kept} outputs must stay: {stuck}")
+    stuck = next((blocked[c] for c in classes if c in blocked), "other layers need them")
+    in_groups = "its channels go in groups of several, or other layers need them"
+    _refuse(request, choice, f"{kept} outputs must stay: {stuck}" if kept else in_groups)
 
 
 def _refuse(request: Request, choice: Choice, reason: str) -> None:

@@ -80,7 +80,7 @@ def follow_(optimizer: Optimizer, replaced: list[Replaced]) -> None:
     A gained bias stands behind its weight, with that group's learning rate and decay, and starts without state.
     """
     by_old = {id(change.old): change for change in replaced}
-    moved: dict[nn.Parameter, State] = {}
+    moved: dict[Tensor, State] = {}
     if isinstance(optimizer, CARRIED):
         for change in replaced:
             if state := optimizer.state.get(change.old):

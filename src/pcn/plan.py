@@ -68,6 +68,13 @@ class LayerPlan:
         return math.prod(self.kernel)
 
     @property
+    def width_after(self) -> int:
+        """Inputs that every output is computed from, afterwards: directions of the basis, where there is one."""
+        if self.rank is not None:
+            return self.rank
+        return self.in_features // self.groups if self.depthwise else self.kept_inputs // self.groups
+
+    @property
     def trainable_before(self) -> int:
         return self.out_features * (self.in_features // self.groups * self.taps + self.bias)
 
@@ -75,8 +82,8 @@ class LayerPlan:
     def trainable_after(self) -> int:
         """Weights and biases that are trained afterwards (the basis too, where it is trained)."""
         if self.rank is None:
-            return self.kept_outputs * (self.kept_inputs // self.groups * self.taps + self.bias)
-        return self.kept_outputs * (self.rank * self.taps + 1) + self.train_basis * self.basis_size
+            return self.kept_outputs * (self.width_after * self.taps + self.bias)
+        return self.kept_outputs * (self.width_after * self.taps + 1) + self.train_basis * self.basis_size
 
     @property
     def basis_size(self) -> int:
@@ -100,9 +107,8 @@ class LayerPlan:
         """The same after the change, the projection included."""
         if self.in_positions is None or self.out_positions is None:
             return None
-        width = self.kept_inputs // self.groups if self.rank is None else self.rank
         projection = 0 if self.rank is None else self.in_positions * self.kept_inputs * self.rank
-        return 2 * (self.out_positions * self.kept_outputs * width * self.taps + projection)
+        return 2 * (self.out_positions * self.kept_outputs * self.width_after * self.taps + projection)
 
     @property
     def changed(self) -> bool:

@@ -140,5 +140,7 @@ def _check_widths(layer: LayerPlan, plan: Plan) -> None:
     outputs, inputs = (plan.kept(f"{layer.name}.weight", dim) for dim in (kind.out_dim, kind.in_dim))
     left = layer.out_features if outputs is None else len(outputs)
     read = layer.in_features if inputs is None else len(inputs) * layer.groups
-    if left != layer.kept_outputs or (not layer.depthwise and read != layer.kept_inputs):
+    bias = plan.slices.get(f"{layer.name}.bias", {})
+    biased = not bias or layer.rank is None or plan.kept(f"{layer.name}.bias", 0) == outputs
+    if left != layer.kept_outputs or (not layer.depthwise and read != layer.kept_inputs) or not biased:
         raise FileError(f"layer {reprlib.repr(layer.name)} of the plan keeps other numbers of channels than its slices")

@@ -9,11 +9,22 @@ def plan_table(plan: Plan) -> str:
     """Return the plan as an aligned table with a line of totals, and the reasons of what is left alone."""
     rows: list[tuple[str, ...]] = [("layer", "in", "out", "trainable", "FLOPs", "")]
     rows += [_row(layer) for layer in plan.layers.values() if layer.changed]
-    before, after = plan.trainable_before, plan.trainable_after
-    saved = f"{before:,} -> {after:,} trainable in these layers ({after / max(before, 1):.1%})"
     lines = _align(rows) if len(rows) > 1 else ["nothing changes"]
-    lines += ["", saved, *_reasons(plan)]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_totals(plan), *_reasons(plan)])
+
+
+def _totals(plan: Plan) -> list[str]:
+    """What all layers of the plan, changed or not, train and compute before and after."""
+    lines = [_saved(plan.trainable_before, plan.trainable_after, "trainable in these layers")]
+    known = [layer for layer in plan.layers.values() if layer.flops_before and layer.flops_after]
+    if known:
+        before, after = (sum(getattr(layer, side) for layer in known) for side in ("flops_before", "flops_after"))
+        lines.append(_saved(before, after, "FLOPs per sample in them"))
+    return lines
+
+
+def _saved(before: int, after: int, what: str) -> str:
+    return f"{before:,} -> {after:,} {what} ({after / max(before, 1):.1%})"
 
 
 def _row(layer: LayerPlan) -> tuple[str, ...]:
@@ -39,7 +50,8 @@ def _reasons(plan: Plan) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for layer in plan.layers.values():
         if layer.reason is not None:
-            by_reason.setdefault(layer.reason, []).append(layer.name)
+            what = f"inputs stay: {layer.reason}" if layer.changed else layer.reason
+            by_reason.setdefault(what, []).append(layer.name)
         if layer.output_reason is not None and not layer.changed:
             by_reason.setdefault(f"outputs stay: {layer.output_reason}", []).append(layer.name)
     for name, reason in plan.left_alone.items():

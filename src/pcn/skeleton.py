@@ -60,4 +60,5 @@ def sync_sizes_(module: nn.Module) -> None:
     elif isinstance(module, nn.Embedding) and isinstance(weight, Tensor):
         module.embedding_dim = weight.shape[1]
     elif type(module).__name__ == "Conv1D" and isinstance(weight, Tensor) and hasattr(module, "nf"):
-        module.nx, module.nf = (int(size) for size in weight.shape)
+        for name, size in zip(("nx", "nf"), weight.shape, strict=True):
+            setattr(module, name, size)

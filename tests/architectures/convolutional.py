@@ -62,9 +62,7 @@ POOLFORMER = hugging_face(
     strides=[4, 2],
     padding=[2, 1],
 )
-BIT = hugging_face(
-    "BitForImageClassification", embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1], num_groups=8
-)
+BIT = hugging_face("BitForImageClassification", embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1], num_groups=8)
 SWIFTFORMER = hugging_face("SwiftFormerForImageClassification", depths=[1, 1], embed_dims=[8, 16])
 
 CONVOLUTIONAL = [

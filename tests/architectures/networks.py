@@ -71,9 +71,9 @@ class ShuffleNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = convolution(3, 16, stride=2)
-        self.units = nn.Sequential(ShuffleUnit(16), ShuffleUnit(16))
-        self.grouped = convolution(16, 12, groups=4)
+        self.stem = convolution(3, 32, stride=2)
+        self.units = nn.Sequential(ShuffleUnit(32), ShuffleUnit(32))
+        self.grouped = convolution(32, 12, groups=2)
         self.dense = nn.Linear(12, 5)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -39,9 +39,7 @@ SPEECH: dict[str, Any] = TRANSFORMER | {
     "num_conv_pos_embedding_groups": 2,
 }
 
-T5_GATED = hugging_face(
-    "T5ForConditionalGeneration", feed_forward_proj="gated-gelu", tie_word_embeddings=False, **T5
-)
+T5_GATED = hugging_face("T5ForConditionalGeneration", feed_forward_proj="gated-gelu", tie_word_embeddings=False, **T5)
 BART = hugging_face("BartForConditionalGeneration", max_position_embeddings=16, **SEQUENCES)
 MARIAN = hugging_face("MarianMTModel", max_position_embeddings=16, **SEQUENCES)
 WHISPER = hugging_face(

@@ -86,9 +86,7 @@ NEO = hugging_face(
     use_cache=False,
     **SPECIAL,
 )
-BLOOM = hugging_face(
-    "BloomForCausalLM", vocab_size=VOCABULARY, hidden_size=16, n_layer=2, n_head=2, use_cache=False
-)
+BLOOM = hugging_face("BloomForCausalLM", vocab_size=VOCABULARY, hidden_size=16, n_layer=2, n_head=2, use_cache=False)
 MPT = hugging_face(
     "MptForCausalLM", vocab_size=VOCABULARY, d_model=16, n_heads=2, n_layers=2, max_seq_len=16, use_cache=False
 )
@@ -111,7 +109,9 @@ DECODERS = [
     Architecture("gemma2", hugging_face("Gemma2ForCausalLM", head_dim=8, **GROUPED), tokens()),
     Architecture("phi", hugging_face("PhiForCausalLM", **GROUPED), tokens()),
     Architecture("phi3", hugging_face("Phi3ForCausalLM", **GROUPED), tokens()),
-    Architecture("falcon", hugging_face("FalconForCausalLM", **DECODER), tokens(), prunes=False),
+    Architecture(
+        "falcon", hugging_face("FalconForCausalLM", tie_word_embeddings=False, **DECODER), tokens(), prunes=False
+    ),
     Architecture("mpt", MPT, tokens()),
     Architecture("mixtral", MIXTRAL, tokens(), prunes=False),
     Architecture("mamba", MAMBA, tokens(), prunes=False),

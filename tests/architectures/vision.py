@@ -49,7 +49,7 @@ LEVIT = hugging_face(
     depths=[1, 1, 1],
     key_dim=[8, 8, 8],
 )
-CVT = hugging_face("CvtForImageClassification", embed_dim=[8, 12, 16], num_heads=[1, 2, 2], depth=[1, 1, 1])
+CVT = hugging_face("CvtForImageClassification", embed_dim=[8, 12, 16], num_heads=[1, 2, 2], depth=[1, 2, 3])
 FOCALNET = hugging_face(
     "FocalNetForImageClassification",
     image_size=32,

@@ -1,12 +1,10 @@
-"""Where random decisions come from: a seed, a list written down before, or Hypothesis."""
+"""Where random decisions come from: a seed, a list written down before, or Hypothesis' random numbers."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
 from typing import TypeVar
-
-from hypothesis import strategies as st
 
 T = TypeVar("T")
 
@@ -27,10 +25,6 @@ class Choices:
         """Take the values in order, cut to what is allowed; after the last one, always the simplest."""
         left = iter(values)
         return cls(lambda count: min(next(left, 0), count - 1))
-
-    @classmethod
-    def drawn(cls, draw: st.DrawFn) -> Choices:
-        return cls(lambda count: draw(st.integers(0, count - 1)))
 
     def below(self, count: int) -> int:
         """Return a number in [0, count)."""

@@ -121,8 +121,9 @@ def random_case(c: Choices) -> Case:
 
 def _architecture(c: Choices) -> tuple[RandomModel, Spec]:
     dims = c.pick([2, 2, 2, 0, 1, 3])
-    given = Spec(dims, 3, {0: 1, 1: c.between(5, 8), 2: c.between(5, 7), 3: c.between(3, 4)}[dims])
-    stem, spec = weighted(c, given)
+    smallest, largest = {0: (1, 1), 1: (5, 8), 2: (5, 7), 3: (3, 4)}[dims]
+    given = Spec(dims, 3, c.between(smallest, largest))
+    stem, spec = weighted(c, given, c.pick([4, 6, 8, 5]))
     early, spec = _sequence(c, spec, 1)
     late, last = _sequence(c, spec, 2)
     heads = [head(c, last)]

@@ -1,4 +1,4 @@
-"""Blocks that stand in the way of dropping channels: sizes written into code, mixing across channels, unknown operators."""
+"""Blocks in the way of dropping channels: sizes written into code, mixing across channels, unknown operators."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ class OverSpace(nn.Module):
             "roll": lambda: x.roll(1, dims=(2,)),
             "softmax": lambda: x * x.softmax(-1),
             "pad": lambda: F.pad(x, (1, 0))[..., 1:],
-            "interpolate": lambda: F.interpolate(x, scale_factor=2.0, mode="nearest")[(..., *[slice(None, None, 2)] * (x.ndim - 2))],
+            "interpolate": lambda: F.interpolate(x, scale_factor=2.0, mode="nearest")[
+                (..., *[slice(None, None, 2)] * (x.ndim - 2))
+            ],
             "merge": lambda: x.reshape(n, -1, side).relu().reshape(x.shape),
             "repeat": lambda: x.repeat(1, 2, *[1] * (x.ndim - 2)).view(n, 2, *x.shape[1:]).sum(1),
             "masked": lambda: x.masked_fill(x < 0, 0.25),

@@ -121,7 +121,7 @@ class Walk:
         call = as_call(node, carried)
         if call.op == "getitem":
             container, index = node.args
-            assert isinstance(container, fx.Node)
+            assert isinstance(container, fx.Node) and isinstance(index, int)
             value = carried[container]
             return value[index] if isinstance(value, list) else value
         self._used_directly(node, call)
@@ -129,6 +129,8 @@ class Walk:
             self.norm_calls[norm] += 1
         if call.op in WEIGHT_ARGUMENT:
             self._reading(node, call[WEIGHT_ARGUMENT[call.op]])
+        if self._holds_a_number(call.op, caller(node)):
+            self.atoms.pin_all(call["input"], "an instance norm without tensors keeps its number of features")
         if depends_on_data(node):
             output = refuse(self.atoms, call, f"{call.op} meets a size that depends on the data")
         else:
@@ -184,6 +186,11 @@ class Walk:
         who = caller(node) if as_op(node) == "aten.batch_norm" else None
         module = self.model.get_submodule(who) if who else None
         return self.names[id(module)] if isinstance(module, nn.modules.batchnorm._BatchNorm) else None
+
+    def _holds_a_number(self, op: str, who: str | None) -> bool:
+        """Whether an instance norm has no tensor that could be cut, only a number that its input is held against."""
+        module = self.model.get_submodule(who) if who and op == "aten.instance_norm" else None
+        return module is not None and not [*module.parameters(), *module.buffers()]
 
     def norms_of_one(self) -> dict[str, str]:
         """The batch norm that normalises a layer's output and nothing else, for each layer that has one."""

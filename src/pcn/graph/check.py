@@ -1,4 +1,4 @@
-"""Proof that a model still does the same without some channels: its graph is captured again and held against the first."""
+"""Proof that a model does the same without some channels: its graph is captured again and held against the first."""
 
 from __future__ import annotations
 

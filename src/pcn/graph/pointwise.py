@@ -145,7 +145,7 @@ def reduce(atoms: Atoms, call: Call) -> Output:
 )
 def pool(atoms: Atoms, call: Call) -> Output:
     value = next(call.tensors())
-    spatial = int(call.op.split("d")[-2][-1]) if call.op.endswith("indices") else int(call.op[-2])
+    spatial = int(call.op.removesuffix("_with_indices")[-2])
     first = value.ndim - spatial
     for label in value.labels[first:]:
         atoms.pin(label, f"{call.op} pools across channels")

@@ -8,7 +8,7 @@ import torch
 
 from pcn.graph.atoms import Atoms, Carried, Label
 from pcn.graph.pointwise import meet
-from pcn.graph.rules import Call, Output, refuse, rule
+from pcn.graph.rules import Call, Output, operators, refuse, rule
 
 
 @rule(
@@ -74,20 +74,32 @@ def _spread(
     labels[new[last]] = spread[tuple(slice(None) if k == last else 0 for k in range(len(new)))]
 
 
-@rule("aten.permute", "aten.transpose", "aten.t", "aten.numpy_T", "aten.movedim", "aten.swapaxes", "aten.swapdims")
+@rule(*operators("permute transpose t numpy_T mT movedim moveaxis swapaxes swapdims"))
 def permute(atoms: Atoms, call: Call) -> Output:
     value = next(call.tensors())
-    order = list(range(value.ndim))
+    if value.ndim == 0:
+        return value
+    return Carried(call.shape, tuple(value.labels[d] for d in _order(call, value.ndim)))
+
+
+def _order(call: Call, ndim: int) -> list[int]:
+    """The old dimension that stands at every new one."""
+    order = list(range(ndim))
     if "dims" in call.arguments:
-        order = [d % value.ndim for d in call["dims"]]
-    elif "dim0" in call.arguments:
-        a, b = call["dim0"] % value.ndim, call["dim1"] % value.ndim
-        order[a], order[b] = order[b], order[a]
-    elif call.op in ("aten.t", "aten.numpy_T"):
-        order.reverse()
-    else:
-        return refuse(atoms, call, f"no rule for this form of {call.op}")
-    return Carried(call.shape, tuple(value.labels[d] for d in order))
+        return call.dims("dims", ndim)
+    if "source" in call.arguments:
+        moved, to = call.dims("source", ndim), call.dims("destination", ndim)
+        order = [d for d in order if d not in moved]
+        for place, dim in sorted(zip(to, moved, strict=True)):
+            order.insert(place, dim)
+        return order
+    swapped = [call.arguments[name] % ndim for name in ("dim0", "dim1", "axis0", "axis1") if name in call.arguments]
+    swapped = [ndim - 2, ndim - 1] if call.op == "aten.mT" else swapped
+    if swapped:
+        a, b = swapped
+        order[a], order[b] = b, a
+        return order
+    return order[::-1]
 
 
 @rule("aten.squeeze", "aten.unsqueeze")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,14 +45,19 @@ def capture(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch from printing the traceback of an error that is raised anyway."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before = log.disabled
-    log.disabled = True
+    """Keep torch from printing the traceback of an error that is raised anyway, and warnings about a mere copy."""
+    noisy = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
+    logs = [logging.getLogger(f"torch.{name}") for name in noisy]
+    before = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        log.disabled = before
+        for log, disabled in zip(logs, before, strict=True):
+            log.disabled = disabled
 
 
 @contextmanager

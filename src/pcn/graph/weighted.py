@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pcn.graph.atoms import Atoms, Carried
+from pcn.graph.atoms import Atoms, Carried, Label
 from pcn.graph.rules import Call, rule
 
 CONVOLUTION_OPS = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution")
@@ -42,7 +42,21 @@ def convolution(atoms: Atoms, call: Call) -> Carried:
     else:
         _read_grouped(atoms, value, channels, weight, groups, call)
     _bias(atoms, call.get("bias"), weight, 0)
-    return Carried(call.shape, (*value.labels[:channels], weight.labels[0], *(None,) * spatial))
+    return Carried(call.shape, (*value.labels[:channels], weight.labels[0], *_space(atoms, value, weight, call)))
+
+
+def _space(atoms: Atoms, value: Carried, weight: Carried, call: Call) -> list[Label]:
+    """Channels may stand where a convolution expects positions: those pass a kernel of one pixel, no other."""
+    steps, pads = call.get("stride", 1), call.get("padding", 0)
+    still = set(steps if isinstance(steps, list) else [steps]) == {1}
+    unpadded = pads in ("same", "valid") or set(pads if isinstance(pads, list) else [pads]) == {0}
+    labels: list[Label] = []
+    for kernel, label in zip(weight.shape[2:], value.labels[value.ndim - weight.ndim + 2 :], strict=True):
+        passes = kernel == 1 and still and unpadded
+        labels.append(label if passes else None)
+        if not passes:
+            atoms.pin(label, f"{call.op} takes it for positions")
+    return labels
 
 
 @rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d")
@@ -51,7 +65,7 @@ def transposed_convolution(atoms: Atoms, call: Call) -> Carried:
     value, weight = call["input"], call["weight"]
     spatial = weight.ndim - 2
     channels = value.ndim - spatial - 1
-    for label in (value.labels[channels], weight.labels[0]):
+    for label in (*value.labels[channels:], weight.labels[0]):
         atoms.pin(label, "a transposed convolution reads it")
     if call.get("groups", 1) > 1:
         atoms.pin(weight.labels[1], "a transposed convolution in groups puts it out")

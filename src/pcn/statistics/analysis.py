@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -93,10 +93,10 @@ def _refine(
     model: nn.Module, batches: Iterable[Any], forward: Forward | None, collector: Collector, passes: int | None
 ) -> None:
     sketched = [key for key, moments in collector.moments.items() if isinstance(moments, Sketch)]
-    again = iter(batches) is not batches if sketched and passes != 1 else False
+    again = bool(sketched) and not isinstance(batches, Iterator)
     if sketched and passes is not None and passes > 1 and not again:
         raise ConfigError(f"passes={passes}, but the batches can be iterated only once; give a list or a data loader")
-    for _ in range((2 if passes is None else passes) - 1 if again else 0):
+    for _ in range(1, (passes or 2) if again else 1):
         refined = collector.refining(sketched)
         _one_pass(model, batches, forward, refined)
         collector.moments |= refined.moments

@@ -1,0 +1,50 @@
+"""Doing several runs: one after the other in this process, or some at once in processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from typing import Any, TypeVar
+
+Job = TypeVar("Job")
+Result = dict[str, Any] | None  # a record, or None for a run that ran out of time
+
+
+def run_all(
+    jobs: Sequence[Job],
+    run: Callable[[Job], Result],
+    done: Callable[[Result], None],
+    *,
+    together: int = 1,
+    ready: Callable[[Job, Sequence[Job]], bool] = lambda job, unfinished: True,
+) -> int:
+    """Run every job and hand each result to ``done``; return how many failed.
+
+    A job starts once it is ``ready``, which is asked with the jobs that are not finished yet.
+    """
+    if together == 1:
+        return sum(_finish(lambda job=job: run(job), done) for job in jobs)
+    context = multiprocessing.get_context("spawn")
+    waiting, running, failed = list(jobs), dict[Future[Result], Job](), 0
+    with ProcessPoolExecutor(together, mp_context=context, max_tasks_per_child=1) as pool:
+        while waiting or running:
+            unfinished = [*waiting, *running.values()]
+            for job in [job for job in waiting if ready(job, unfinished)][: together - len(running)]:
+                waiting.remove(job)
+                running[pool.submit(run, job)] = job
+            for future in wait(running, timeout=1, return_when=FIRST_COMPLETED).done:
+                del running[future]
+                failed += _finish(future.result, done)
+    return failed
+
+
+def _finish(result: Callable[[], Result], done: Callable[[Result], None]) -> bool:
+    """Pass a result on; a run that fails is reported and does not stop the others."""
+    try:
+        done(result())
+    except Exception:
+        traceback.print_exc()
+        return True
+    return False

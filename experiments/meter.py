@@ -1,0 +1,56 @@
+"""Seconds and joules of a stretch of work on the device."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from types import TracebackType
+
+import torch
+
+
+class Meter:
+    """Measures what happens inside its ``with``: the wall clock, and the GPU's own counter of energy."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds = 0.0
+        self.energy_j: float | None = None
+
+    def __enter__(self) -> Meter:
+        self._start_s, self._start_j = self._read()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        end_s, end_j = self._read()
+        self.seconds = end_s - self._start_s
+        self.energy_j = None if end_j is None or self._start_j is None else end_j - self._start_j
+
+    def _read(self) -> tuple[float, float | None]:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter(), read_energy_j(self.device)
+
+
+def plus(total: float | None, part: float | None) -> float | None:
+    """Add, where None is a number that is not known."""
+    return None if total is None or part is None else total + part
+
+
+def read_energy_j(device: torch.device) -> float | None:
+    """Read NVML's counter of the energy that a GPU has used, or None where there is none."""
+    if device.type != "cuda":
+        return None
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    handle, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
+    calls = (
+        (nvml.nvmlInit_v2,),
+        (nvml.nvmlDeviceGetHandleByUUID, uuid, ctypes.byref(handle)),
+        (nvml.nvmlDeviceGetTotalEnergyConsumption, handle, ctypes.byref(millijoules)),
+    )
+    succeeded = all(function(*arguments) == 0 for function, *arguments in calls)
+    return millijoules.value / 1000 if succeeded else None

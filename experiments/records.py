@@ -1,0 +1,62 @@
+"""Results as JSON: what was run, on what, and one record per run, added as the runs finish."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pcn
+
+RESULTS = Path(__file__).parent / "results"
+Record = dict[str, Any]
+
+
+class Records:
+    """A results file; runs that are in it already need not be done again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: list[Record] = json.loads(path.read_text())["records"] if path.exists() else []
+
+    def has(self, **wanted: Any) -> bool:
+        return any(all(record.get(key) == value for key, value in wanted.items()) for record in self.records)
+
+    def add(self, record: Record) -> None:
+        """Add a record and write the file, whole or not at all."""
+        self.records.append(record)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".part")
+        temporary.write_text(json.dumps({**provenance(), "records": self.records}, indent=1) + "\n")
+        temporary.replace(self.path)
+
+
+def provenance() -> Record:
+    """Say which command, code and machine the last record came from."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": commit(),
+        "hardware": {"gpu": gpu, "cpu": platform.machine(), "cpu_cores": os.cpu_count()},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "pcn": pcn.__version__,
+        },
+    }
+
+
+def commit() -> str | None:
+    """Name the commit of this checkout, or what PCN_COMMIT says where there is no repository."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    answer = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or os.environ.get("PCN_COMMIT")

@@ -1,0 +1,151 @@
+"""What will change in a model: new layers and cut tensors, made beforehand while the model stays as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from pcn.errors import PlanError
+from pcn.fit import check_fits, tensors_of
+from pcn.layers import LAYER_TYPES, canonical_weight
+from pcn.nn import PCModule, empty_like
+from pcn.optimizer import Replaced, carry_cut, carry_projected
+from pcn.plan import LayerPlan, Plan
+from pcn.statistics import Statistics
+from pcn.transform import dropped_part, reader_transform, select_inputs
+
+Swap = tuple[nn.Module, nn.Module]  # the old layer and the new one
+
+
+@dataclass
+class Edit:
+    """Everything that will change in one model."""
+
+    swaps: list[Swap] = field(default_factory=list)
+    cut: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # id of the old tensor -> (old, new)
+    replaced: list[Replaced] = field(default_factory=list)  # what an optimizer has to know
+
+
+def transforming(plan: Plan, model: nn.Module, stats: Statistics) -> Edit:
+    """Make the layers of a plan with their weights in the new coordinates."""
+    check_fits(plan, model)
+    edit = Edit(cut=_cut_tensors(plan, model))
+    for layer in plan.transformed:
+        old = model.get_submodule(layer.name)
+        new = _transformed(plan, layer, old, stats)
+        edit.swaps.append((old, new))
+        edit.replaced += _replacements(plan, layer, old, new)
+    tensors = tensors_of(model)
+    for name, dims in plan.slices.items():
+        old_tensor, new_tensor = edit.cut.get(id(tensors[name]), (None, None))
+        if isinstance(old_tensor, nn.Parameter) and isinstance(new_tensor, nn.Parameter):
+            cuts = {dim: cut.kept for dim, cut in dims.items()}
+            edit.replaced.append(Replaced(old_tensor, new_tensor, carry_cut(cuts)))
+    return edit
+
+
+def reshaping(plan: Plan, model: nn.Module, *, empty: bool = False) -> Edit:
+    """Make the layers of a plan with random weights, or with ``empty`` ones that hold nothing yet."""
+    check_fits(plan, model)
+    edit = Edit(cut=_cut_tensors(plan, model))
+    for layer in plan.transformed:
+        old = model.get_submodule(layer.name)
+        new = _empty(layer, old)
+        if not empty and not new.weight.is_meta:
+            new.reset_parameters()
+        edit.swaps.append((old, new))
+    return edit
+
+
+def _replacements(plan: Plan, layer: LayerPlan, old: nn.Module, new: PCModule) -> list[Replaced]:
+    """Say which parameters take over from a transformed layer's own, and how their history goes along."""
+    kind = LAYER_TYPES[layer.kind]
+    rows = plan.kept(f"{layer.name}.weight", kind.out_dim)
+    index = None if rows is None else torch.tensor(rows)
+    kept = kept_inputs(plan, layer)
+    carry = carry_projected(
+        new.mean, new.basis, rows=index, kept=kept, groups=layer.groups, transposed=kind.out_dim == 1
+    )
+    bias = old.bias if isinstance(old.bias, nn.Parameter) else None
+    gained = [("bias", new.bias)] if bias is None else []
+    gained += [(name, getattr(new, name)) for name in ("basis", "mean") if layer.train_basis]
+    assert isinstance(old.weight, nn.Parameter)
+    changes = [Replaced(old.weight, new.weight, carry, bias, tuple(gained))]
+    if bias is not None:
+        changes.append(Replaced(bias, new.bias, carry_cut({} if rows is None else {0: rows})))
+    return changes
+
+
+def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:
+    """The inputs of a layer that are left, counted over all groups, or None for all."""
+    kept = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].in_dim)
+    if kept is None:
+        return None
+    width = layer.in_features // layer.groups
+    return (torch.arange(layer.groups)[:, None] * width + torch.tensor(kept)).flatten()
+
+
+def _transformed(plan: Plan, layer: LayerPlan, module: nn.Module, stats: Statistics) -> PCModule:
+    """Make the principal component layer with its weights, from the plain one, which is not touched."""
+    assert layer.rank is not None
+    weight, bias = _kept_rows(plan, layer, module)
+    kept = kept_inputs(plan, layer)
+    block = None
+    if kept is not None and layer.order == "kept_block":
+        block = stats.block_basis(layer.name, kept, layer.rank)
+    mean = stats.mean(layer.name)
+    if len(mean) != layer.in_features:
+        raise PlanError(
+            f"the statistics of {layer.name!r} are of {len(mean)} inputs, the layer has {layer.in_features}: "
+            "apply the plan with the statistics that it was made from"
+        )
+    basis = stats.basis(layer.name, layer.rank)
+    projected = reader_transform(
+        weight, bias, mean, basis, kept=kept, order=layer.order, groups=layer.groups, block_basis=block
+    )
+    if layer.keep_dropped:
+        lost = dropped_part(select_inputs(weight, kept, layer.groups), projected.weight, projected.basis, layer.groups)
+        projected = projected._replace(offset_weight=lost)
+    new = _empty(layer, module)
+    new.load_(projected)
+    return new
+
+
+def _kept_rows(plan: Plan, layer: LayerPlan, module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    weight = canonical_weight(module).detach()
+    bias = module.bias.detach() if isinstance(module.bias, Tensor) else None
+    rows = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].out_dim)
+    if rows is None:
+        return weight, bias
+    index = torch.tensor(rows, device=weight.device)
+    return weight.index_select(0, index), None if bias is None else bias.index_select(0, index)
+
+
+def _empty(layer: LayerPlan, module: nn.Module) -> PCModule:
+    assert layer.rank is not None
+    return empty_like(
+        module,
+        layer.rank,
+        inputs=layer.kept_inputs,
+        outputs=layer.kept_outputs,
+        train_basis=layer.train_basis,
+        offset=layer.keep_dropped,
+    )
+
+
+def _cut_tensors(plan: Plan, model: nn.Module) -> dict[int, tuple[Tensor, Tensor]]:
+    """Cut every tensor that loses channels and does not belong to a transformed layer: id -> (old, new)."""
+    tensors = tensors_of(model)
+    transformed = {layer.name for layer in plan.transformed}
+    replaced: dict[int, tuple[Tensor, Tensor]] = {}
+    for name, dims in plan.slices.items():
+        if name.rpartition(".")[0] not in transformed:
+            old = tensors[name]
+            new = old.detach()
+            for dim, cut in dims.items():
+                new = new.index_select(dim, torch.tensor(cut.kept, device=old.device))
+            is_parameter = isinstance(old, nn.Parameter)
+            replaced[id(old)] = (old, nn.Parameter(new, old.requires_grad) if is_parameter else new)
+    return replaced

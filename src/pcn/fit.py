@@ -1,0 +1,48 @@
+"""Whether a plan fits a model."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from pcn.errors import PlanError, suggest
+from pcn.layers import canonical_weight, groups_of, layer_type, transformable_layers
+from pcn.plan import LayerPlan, Plan, get_plan
+
+
+def check_fits(plan: Plan, model: nn.Module) -> None:
+    """Raise unless every layer and tensor of the plan is in the model with the shape that the plan was made for."""
+    if get_plan(model) is not None:
+        raise PlanError("this model has been transformed already; pcn.fold_(model) brings its plain layers back")
+    modules = dict(model.named_modules())
+    left_alone = {name: reason for name, _, reason in transformable_layers(model) if reason is not None}
+    for layer in plan.layers.values():
+        if layer.name not in modules:
+            raise PlanError(f"the plan has a layer {layer.name!r}, the model none{suggest(layer.name, modules)}")
+        _check_layer(layer, modules[layer.name])
+        if layer.rank is not None and layer.name in left_alone:
+            raise PlanError(f"{layer.name!r} has a rank in the plan but must be left alone: {left_alone[layer.name]}")
+    tensors = tensors_of(model)
+    for name, dims in plan.slices.items():
+        if name not in tensors:
+            raise PlanError(f"the plan cuts {name!r}, which the model does not have{suggest(name, tensors)}")
+        shape = tuple(tensors[name].shape)
+        if any(dim >= len(shape) or cut.size != shape[dim] for dim, cut in dims.items()):
+            raise PlanError(f"the plan's cut of {name!r} does not fit its shape {shape}")
+
+
+def _check_layer(layer: LayerPlan, module: nn.Module) -> None:
+    kind = layer_type(module)
+    if kind is None or kind.kind != layer.kind:
+        raise PlanError(f"{layer.name!r} is a {layer.kind} layer in the plan, but {type(module).__name__} in the model")
+    weight, groups = canonical_weight(module), groups_of(module)
+    sizes = (weight.shape[1] * groups, weight.shape[0], groups, tuple(weight.shape[2:]), module.bias is not None)
+    planned = (layer.in_features, layer.out_features, layer.groups, layer.kernel, layer.bias)
+    if sizes != planned:
+        raise PlanError(
+            f"{layer.name!r} has (inputs, outputs, groups, kernel, bias) {sizes}, the plan was made for {planned}"
+        )
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers under all their names."""
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))

@@ -1,0 +1,133 @@
+"""Analysing leaves no trace on the model, on the settings or on the random numbers."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from pcn.statistics import analyze
+
+
+class Stateful(nn.Module):
+    """Writes to its buffers in every mode, one in place and one anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(()))
+        self.register_buffer("nothing", None)
+
+    def forward(self, x):
+        self.calls += 1
+        self.last = x.mean()
+        return x + torch.rand(())
+
+
+def make_model():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.5), Stateful(), nn.Flatten(), nn.Linear(8 * 16, 4)
+    )
+    model[1].eval()  # frozen statistics in a model that trains
+    model(torch.randn(2, 3, 6, 6)).sum().backward()
+    return model
+
+
+def snapshot(model):
+    return {
+        "modes": [module.training for module in model.modules()],
+        "tensors": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "identities": [id(t) for t in (*model.parameters(), *model.buffers())],
+        "hooks": [(len(m._forward_pre_hooks), len(m._forward_hooks)) for m in model.modules()],
+        "requires_grad": [p.requires_grad for p in model.parameters()],
+        "random": torch.get_rng_state(),
+        "settings": (torch.get_float32_matmul_precision(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+    }
+
+
+def assert_same(before, after):
+    for key in ("tensors", "gradients", "random"):
+        torch.testing.assert_close(after[key], before[key], rtol=0, atol=0)
+    for key in ("modes", "identities", "hooks", "requires_grad", "settings"):
+        assert after[key] == before[key]
+
+
+@pytest.mark.parametrize("eval_mode", [True, False])
+def test_everything_is_as_it_was(eval_mode):
+    model = make_model()
+    before = snapshot(model)
+    analyze(model, [torch.ones(4, 3, 6, 6)] * 2, eval_mode=eval_mode)
+    assert_same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("where", ["model", "batches", "first batch", "bad values"])
+def test_everything_is_as_it_was_after_an_error(where):
+    model = make_model()
+    batch = torch.ones(4, 3, 6, 6)
+
+    def batches():
+        if where == "first batch":
+            raise RuntimeError("broken")
+        yield batch
+        if where == "batches":
+            raise RuntimeError("broken")
+        yield batch * float("nan") if where == "bad values" else batch
+
+    def forward(model, batch):
+        model(batch)
+        if where == "model":
+            raise RuntimeError("broken")
+
+    before = snapshot(model)
+    with pytest.raises(Exception, match=r"broken|NaN"):
+        analyze(model, batches(), forward=forward, eval_mode=False)
+    assert_same(before, snapshot(model))
+
+
+def test_the_compiler_works_again_afterwards():
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    model = torch.compile(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), backend=backend)
+    analyze(model, [torch.randn(4, 3)])
+    assert compiled == []
+    model(torch.randn(4, 3))
+    assert len(compiled) == 1
+
+
+def test_training_goes_on_as_if_nothing_had_happened():
+    def train(look):
+        torch.manual_seed(3)
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+        for step in range(4):
+            if look and step == 2:
+                analyze(model, [torch.ones(4, 3, 6, 6)])
+            optimizer.zero_grad()
+            model(torch.randn(4, 3, 6, 6)).square().sum().backward()
+            optimizer.step()
+        return model.state_dict()
+
+    torch.testing.assert_close(train(look=True), train(look=False), rtol=0, atol=0)
+
+
+def test_models_whose_mode_cannot_be_changed_by_their_users():
+    class AlwaysTrains(nn.Linear):
+        def train(self, mode=True):
+            return super().train(True)
+
+    model = nn.Sequential(AlwaysTrains(3, 3), nn.Linear(3, 2)).train()
+    analyze(model, [torch.randn(4, 3)])
+    assert all(module.training for module in model.modules())
+
+
+def test_the_example_does_not_hold_a_graph():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    batch = torch.randn(4, 3, requires_grad=True) * 2
+    statistics = analyze(model, [batch])
+    assert not statistics.example.inputs.requires_grad
+    assert copy.deepcopy(statistics.example).inputs.equal(batch)

@@ -1,0 +1,135 @@
+"""The front door: look, plan and apply in one call, in the ways that people will use it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small import WIDTH, Mlp, conv_net, distance, images, record, vectors
+from torch import Tensor, nn
+
+import pcn
+from pcn.nn import PCLinear
+
+
+def test_one_call_is_the_three_steps() -> None:
+    first, second, x = Mlp(), Mlp(), vectors()
+    second.load_state_dict(first.state_dict())
+    config = pcn.PCNConfig(rank=0.25, exclude=["fc1"])
+    plan = pcn.compress_(first, [x], config)
+    stats = pcn.analyze(second, [x])
+    assert pcn.make_plan(second, stats, config).apply_(second, stats) == plan
+    assert torch.equal(first(x), second(x))
+    assert pcn.get_plan(first) is plan
+
+
+def test_by_default_nearly_all_the_variance_stays() -> None:
+    model, x = nn.Sequential(nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5)), vectors()
+    before = model(x)
+    plan = pcn.compress_(model, [x])
+    assert plan.trainable_after < 0.6 * plan.trainable_before
+    assert distance(model(x) - model(x).mean(0), before - before.mean(0)) < 0.5
+
+
+def test_training_goes_on_with_the_same_optimizer() -> None:
+    model, x = Mlp(), vectors()
+    targets = torch.randint(5, (len(x),))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    losses = []
+    for epoch in range(20):
+        if epoch == 8:
+            pcn.compress_(model, [(x, targets)], pcn.PCNConfig(rank=0.5, exclude=["fc1"]), optimizer=optimizer)
+        loss = nn.functional.cross_entropy(model(x), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[7] < losses[0]
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {id(p) for p in model.parameters()}
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, None), lambda x: {"x": x}, lambda x: ((x,), None)])
+def test_batches_come_in_many_shapes(wrap: Any) -> None:
+    model, x = Mlp(), vectors()
+    plan = pcn.compress_(model, [wrap(x)], pcn.PCNConfig(rank=3))
+    assert model.fc2.rank == plan.layers["fc2"].rank == 3
+
+
+def test_ones_own_forward_function() -> None:
+    model, x = Mlp(), vectors()
+
+    def forward(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+        return model(batch["nested"][0]).sum()
+
+    plan = pcn.compress_(model, [{"nested": [x]}], pcn.PCNConfig(rank=3), forward=forward)
+    assert len(plan.transformed) == 3
+
+
+def test_what_is_excluded_is_not_even_looked_at() -> None:
+    class Overflowing(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc3(self.fc2(self.fc1(x) / 0).nan_to_num(0.0, 1.0, -1.0))
+
+    model, x = Overflowing(), vectors()
+    with pytest.raises(pcn.StatisticsError, match="'fc2'"):
+        pcn.compress_(model, [x])
+    plan = pcn.compress_(model, [x], pcn.PCNConfig(rank=2, exclude=["fc2"]))
+    assert plan.layers["fc2"].reason == "excluded by 'fc2'"
+    assert [layer.name for layer in plan.transformed] == ["fc1", "fc3"]
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        (pcn.PCNConfig(exclude=["fc9"]), pcn.ConfigError),
+        (pcn.PCNConfig(rank=1000), pcn.ConfigError),
+        (pcn.PCNConfig(layers={"fc1": pcn.LayerRule(keep_outputs=5)}, exclude=["fc2"]), pcn.ConfigError),
+    ],
+)
+def test_what_cannot_be_done_changes_nothing(config: pcn.PCNConfig, error: type[Exception]) -> None:
+    model = Mlp()
+    before = record(model)
+    with pytest.raises(error):
+        pcn.compress_(model, [vectors()], config)
+    assert record(model) == before
+
+
+def test_no_batches_and_no_layers_are_refused() -> None:
+    with pytest.raises(pcn.StatisticsError, match="there was no batch"):
+        pcn.compress_(Mlp(), [])
+    with pytest.raises(pcn.StatisticsError, match="no layer to look at"):
+        pcn.compress_(nn.Sequential(nn.ReLU()), [vectors()])
+
+
+def test_from_training_to_shipping(tmp_path: Any) -> None:
+    """Compress, save, load, export to stock layers, fold: always the same function."""
+    model, x = conv_net(), images()
+    config = pcn.PCNConfig(
+        rank=0.5, layers={"conv1": pcn.LayerRule(keep_outputs=5), "conv2": pcn.LayerRule(rank=3)}, skip_larger=False
+    )
+    print_out = str(pcn.compress_(model, [x], config))
+    assert "8 -> 5" in print_out
+    expected = model(x)
+    pcn.save(model, tmp_path / "small")
+    loaded = pcn.load(conv_net(), tmp_path / "small")
+    assert torch.equal(loaded(x), expected)
+    assert distance(pcn.to_plain(loaded)(x), expected) < 1e-5
+    pcn.fold_(loaded)
+    assert distance(loaded(x), expected) < 1e-5
+    fresh = conv_net()
+    fresh.conv3.bias = nn.Parameter(torch.zeros(8))  # it gained one, and has no batch norm to hide it in
+    fresh.load_state_dict(loaded.state_dict())
+    assert torch.equal(fresh(x), loaded(x))
+
+
+def test_a_second_network_from_the_same_plan() -> None:
+    model, x = Mlp(), vectors()
+    plan = pcn.compress_(model, [x], pcn.PCNConfig(rank=2))
+    fresh = Mlp()
+    pcn.Plan.from_json(plan.to_json()).reshape_(fresh)
+    fresh.load_state_dict(model.state_dict())
+    assert isinstance(fresh.fc2, PCLinear)
+    assert torch.equal(fresh(x), model(x))
