@@ -24,8 +24,8 @@ test: lint types ## install, then lint, check types and run the tests
 test-slow: $(VENV)/.installed-test ## run the tests that take long
 	$(BIN)/pytest -n $(WORKERS) -m slow $(TESTS)
 
-fuzz: $(VENV)/.installed-test ## run the random-graph tests on 10,000 examples
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n $(WORKERS) tests/fuzz
+fuzz: $(VENV)/.installed-test ## run the checks on random models over 10,000 of them
+	$(BIN)/python tests/fuzz.py --examples 10000 --workers $(WORKERS)
 
 lint: $(VENV)/.installed-test ## check style and formatting
 	$(BIN)/ruff check .

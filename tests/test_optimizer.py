@@ -109,7 +109,7 @@ def test_adam_keeps_its_step_count_and_first_moments(kind: type[torch.optim.Adam
         step(model, optimizer, vectors(seed))
     before = copy.deepcopy(optimizer.state[model[2].weight])
     bias_before = optimizer.state[model[2].bias]["exp_avg"].clone()
-    config = pcn.PCNConfig(rank=None, layers={"2": pcn.LayerRule(rank=4)})
+    config = pcn.PCNConfig(rank=None, layers={"2": pcn.LayerRule(rank=4)}, skip_larger=False)
     pcn.make_plan(model, stats, config).apply_(model, stats, optimizer=optimizer)
     after = optimizer.state[model[2].weight]
     expected = (before["exp_avg"] - torch.outer(bias_before, stats.mean("2"))) @ stats.basis("2", 4)
@@ -161,7 +161,7 @@ def test_another_optimizer_starts_afresh_with_a_warning_or_is_refused() -> None:
     optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
     step(model, optimizer, vectors(0))
     stats = pcn.analyze(model, [vectors(1)[0]])
-    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=3))
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=3, skip_larger=False))
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(pcn.PlanError, match="RMSprop"):
         plan.apply_(model, stats, optimizer=optimizer, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,9 +23,9 @@ class Wiring:
 
     @cached_property
     def families(self) -> list[set[int]]:
-        """The channels that a layer puts out, or reads: of each such set one must stay."""
+        """The channels that a layer puts out, or reads, small sets first: of each such set one must stay."""
         sets = {frozenset(classes.tolist()) for side in (self.outputs, self.inputs) for classes in side.values()}
-        return [set(family) for family in sorted(sets, key=sorted)]
+        return [set(family) for family in sorted(sets, key=lambda family: (len(family), sorted(family)))]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def choose(requests: list[Request], wiring: Wiring, blocked: Mapping[int, str], 
     choice = Choice(torch.zeros(wiring.class_count, dtype=torch.bool))
     decided_by: dict[int, Request] = {}
     for request in sorted(requests, key=lambda r: len(wiring.outputs[r.layer])):
-        _decide(request, wiring, blocked, scores, choice, decided_by)
+        _decide(request, wiring, blocked, scores.tolist(), choice, decided_by)
     return choice
 
 
@@ -78,7 +78,7 @@ def _decide(
     request: Request,
     wiring: Wiring,
     blocked: Mapping[int, str],
-    scores: Tensor,
+    scores: Sequence[float],
     choice: Choice,
     decided_by: dict[int, Request],
 ) -> None:
@@ -89,25 +89,25 @@ def _decide(
             _refuse(request, choice, blocked[classes[0]])
         return
     size = dict(zip(classes, sizes, strict=True))
-    kept = sum(size[c] for c in classes if c not in free and not choice.dropped[c])
-    needed = _needed(free, wiring, scores, choice)
-    ranked = sorted(free, key=lambda c: (c not in needed, -float(scores[c]), c))
+    gone = set(choice.dropped.nonzero().flatten().tolist())
+    kept = sum(sizes) - sum(size[c] for c in {*free, *gone} & size.keys())
+    needed = _needed(free, wiring, scores, gone)
+    ranked = sorted(free, key=lambda c: (c not in needed, -scores[c], c))
     taken = _take(request, ranked, needed, size, kept, sum(sizes), scores)
     if taken is None or not _agrees(request, sum(size[c] for c in taken) + kept, sum(sizes), free):
         _conflict(request, kept, classes, choice, blocked, decided_by, wiring)
         return
-    for c in free:
-        choice.dropped[c] = c not in taken
-        decided_by[c] = request
+    choice.dropped[[c for c in free if c not in taken]] = True
+    decided_by |= dict.fromkeys(free, request)
 
 
-def _needed(free: list[int], wiring: Wiring, scores: Tensor, choice: Choice) -> set[int]:
+def _needed(free: list[int], wiring: Wiring, scores: Sequence[float], gone: set[int]) -> set[int]:
     """The best free class of every layer that would otherwise lose all of its outputs, or all of its inputs."""
     mine = set(free)
-    needed = set()
+    needed: set[int] = set()
     for family in wiring.families:
-        if not family.isdisjoint(mine) and all(c in mine or choice.dropped[c] for c in family):
-            needed.add(min(family & mine, key=lambda c: (-float(scores[c]), c)))
+        if family.isdisjoint(needed) and not family.isdisjoint(mine) and family <= mine | gone:
+            needed.add(min(family & mine, key=lambda c: (-scores[c], c)))
     return needed
 
 
@@ -118,11 +118,11 @@ def _take(
     size: Mapping[int, int],
     kept: int,
     width: int,
-    scores: Tensor,
+    scores: Sequence[float],
 ) -> set[int] | None:
     """Pick free classes from the best down; None when what must stay is already too much."""
     if isinstance(request.keep, L1Threshold):
-        above = {c for c in ranked if float(scores[c]) > request.keep.norm}
+        above = {c for c in ranked if scores[c] > request.keep.norm}
         return above | needed or (set(ranked[:1]) if kept == 0 else set())
     budget = target(request.keep, width) - kept
     if budget < 0:

@@ -1,4 +1,4 @@
-"""Classes are the connected components of what was coupled, whatever the order, and every one knows why it must stay."""
+"""Classes are the connected components of what was coupled, and every one knows why it must stay."""
 
 from __future__ import annotations
 

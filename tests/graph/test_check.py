@@ -54,7 +54,7 @@ HARD_CODED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "chunks of a number": lambda m, x: torch.cat([part.tanh() for part in x.split(3, 1)], 1),
     "doubled below a number": lambda m, x: torch.cat([x[:, :3] * 2, x[:, 3:]], 1),
     "swapped at a number": lambda m, x: torch.cat([x[:, 5:], x[:, :5]], 1),
-    "changed in place": lambda m, x: x[:, :3].add_(1) * 0 + x[:, :3] if False else _add_below(x),
+    "changed in place": lambda m, x: _add_below(x),
     "another way when narrow": lambda m, x: x if x.shape[1] == 8 else x.tanh(),
     "asserted": lambda m, x: _asserted(x),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from graph.coupling import Wired
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import pcn
 from pcn import LayerRule, PCNConfig
-
-EVERYTHING = PCNConfig(rank=1.0, keep_outputs=0.5, skip_larger=False)
 
 
 class OwnLinear(nn.Module):
@@ -31,7 +31,9 @@ class Subclass(nn.Linear):
 
 
 def surrounded(middle: Any, use: Any = lambda m, x: m.middle(x)) -> Wired:
-    return Wired(lambda m, x: m.after(use(m, m.before(x))), before=nn.Linear(4, 6), middle=middle, after=nn.Linear(6, 3))
+    return Wired(
+        lambda m, x: m.after(use(m, m.before(x))), before=nn.Linear(4, 6), middle=middle, after=nn.Linear(6, 3)
+    )
 
 
 def attention() -> Wired:
@@ -47,44 +49,49 @@ def tied() -> Wired:
 
 
 def pruned() -> Wired:
-    with pytest.warns() if False else torch.no_grad():
-        middle = nn.Linear(6, 6)
-    torch.nn.utils.prune.random_unstructured(middle, "weight", amount=0.5)
-    return surrounded(middle)
+    return surrounded(prune.random_unstructured(nn.Linear(6, 6), "weight", amount=0.5))
 
 
-CASES: dict[str, tuple[Wired, str, str]] = {
-    "attention": (attention(), "middle.out_proj", "MultiheadAttention reads its weight directly"),
-    "encoder": (
-        surrounded(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)),
-        "middle.linear1",
-        "TransformerEncoderLayer reads its weight directly",
-    ),
-    "tied": (tied(), "middle", "its weight is shared by 'middle' and 'twin'"),
-    "parametrised": (surrounded(nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))), "middle", "parametrised"),
-    "pruned": (pruned(), "middle", "is computed from other tensors"),
-    "own": (surrounded(OwnLinear()), "middle", "OwnLinear is not a Linear"),
-    "subclass": (surrounded(Subclass(6, 6)), "middle", "Subclass is not a Linear"),
-    "borrowed": (
-        surrounded(nn.Linear(6, 6), lambda m, x: m.middle(x) + F.linear(x, m.middle.weight)),
-        "middle",
-        "uses its weight without calling it",
-    ),
-    "penalised": (
-        surrounded(nn.Linear(6, 6), lambda m, x: m.middle(x) + m.middle.weight.abs().sum()),
-        "middle",
-        "uses its weight without calling it",
-    ),
+def normed() -> Wired:
+    return surrounded(nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)))
+
+
+def encoder() -> Wired:
+    return surrounded(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True))
+
+
+def borrowed() -> Wired:
+    return surrounded(nn.Linear(6, 6), lambda m, x: m.middle(x) + F.linear(x, m.middle.weight))
+
+
+def penalised() -> Wired:
+    return surrounded(nn.Linear(6, 6), lambda m, x: m.middle(x) + m.middle.weight.abs().sum())
+
+
+CASES: dict[str, tuple[Callable[[], Wired], str, str]] = {
+    "attention": (attention, "middle.out_proj", "MultiheadAttention reads its weight directly"),
+    "encoder": (encoder, "middle.linear1", "TransformerEncoderLayer reads its weight directly"),
+    "tied": (tied, "middle", "its weight is shared by 'middle' and 'twin'"),
+    "parametrised": (normed, "middle", "its weight is parametrised"),
+    "pruned": (pruned, "middle", "is computed from other tensors"),
+    "own": (lambda: surrounded(OwnLinear()), "middle", "OwnLinear is not a Linear"),
+    "subclass": (lambda: surrounded(Subclass(6, 6)), "middle", "Subclass is not a Linear"),
+    "borrowed": (borrowed, "middle", "uses its weight without calling it"),
+    "penalised": (penalised, "middle", "uses its weight without calling it"),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_left_alone_with_the_reason(case: str) -> None:
-    model, layer, reason = CASES[case]
-    model.double().eval()
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> tuple[Wired, str, str]:
+    make, layer, reason = CASES[request.param]
+    return make().double().eval(), layer, reason
+
+
+def test_left_alone_with_the_reason(case: tuple[Wired, str, str]) -> None:
+    model, layer, reason = case
     batch = torch.randn(8, 5, 4, dtype=torch.float64)
     stats = pcn.analyze(model, [batch])
-    plan = pcn.make_plan(model, stats, EVERYTHING)
+    plan = pcn.make_plan(model, stats, PCNConfig(rank=1.0, keep_outputs=0.5, skip_larger=False))
     said = plan.layers[layer].reason if layer in plan.layers else plan.left_alone[layer]
     assert reason in str(said)
     # Whoever reads channels and is not transformed keeps them all, and so does the layer before it.
@@ -92,16 +99,12 @@ def test_left_alone_with_the_reason(case: str) -> None:
     assert plan.layers["before"].output_reason
     with torch.no_grad():
         expected = model(batch)
-        plan.with_rank("before", 4).with_rank("before", 4).apply_(model, stats)
+        plan.apply_(model, stats)
         assert torch.allclose(model(batch), expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_asking_for_it_by_name_is_an_error(case: str) -> None:
-    model, layer, _ = CASES[case]
-    if pcn.get_plan(model) is not None:
-        pcn.fold_(model)
-    batch = torch.randn(8, 5, 4, dtype=next(model.parameters()).dtype)
-    stats = pcn.analyze(model, [batch])
+def test_asking_for_it_by_name_is_an_error(case: tuple[Wired, str, str]) -> None:
+    model, layer, _ = case
+    stats = pcn.analyze(model, [torch.randn(8, 5, 4, dtype=torch.float64)])
     with pytest.raises(pcn.ConfigError, match="must be left alone"):
         pcn.make_plan(model, stats, PCNConfig(layers={layer: LayerRule(rank=2)}))

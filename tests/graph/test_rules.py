@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from graph.coupling import Wired, graph_of, together, why
 from torch import Tensor, nn
 
+from pcn.example import Example
+from pcn.graph import trace
+
 FREE = {None}
 VISIBLE = {"its channels are visible in the model's output"}
 IMAGES = (2, 3, 6, 6)
@@ -207,9 +210,6 @@ def test_a_pixelwise_convolution_over_channels_lets_them_pass() -> None:
 
 def test_an_embedding_may_lose_features_but_no_words() -> None:
     model = nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 2))
-    from pcn.example import Example
-    from pcn.graph import trace
-
     graph = trace(model, Example.of(torch.zeros(2, 3, dtype=torch.long)))
     assert together(graph, ("0.weight", 1), ("1.weight", 1))
     assert why(graph, "0.weight") == {"it is an embedding's vocabulary"}
@@ -229,9 +229,9 @@ def test_tracing_leaves_no_trace() -> None:
     model = pair(lambda m, x: F.dropout(m.norm(x), 0.5, m.training), norm=nn.BatchNorm2d(8)).train()
     model.norm.eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    example = Example.of(torch.randn(IMAGES))
     random = torch.get_rng_state()
-    graph_of(model, *IMAGES)
-    torch.manual_seed(0)
+    trace(model, example)
+    assert torch.equal(torch.get_rng_state(), random)
     assert [m.training for m in (model, model.a, model.norm)] == [True, True, False]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert random is not None

@@ -63,8 +63,7 @@ def _switch(training: Training, digits: Digits, config: PCNConfig) -> Switch:
     started = time.perf_counter()
     stats = analyze(training.model, digits.train.images.split(256))
     plan = make_plan(training.model, stats, config)
-    plan.apply_(training.model, stats)
-    training.restart_optimizer()
+    plan.apply_(training.model, stats, optimizer=training.optimizer)
     time_s = time.perf_counter() - started
     return Switch(str(stats), str(plan), before, accuracy_percent(training.model, digits.validation), time_s)
 

@@ -58,10 +58,6 @@ class Training:
             F.cross_entropy(self.model(batch.images), batch.labels).backward()
             self.optimizer.step()
 
-    def restart_optimizer(self) -> None:
-        """Take up the parameters that the model has now, with no memory of earlier gradients."""
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=self.recipe.learning_rate)
-
 
 @torch.no_grad()
 def accuracy_percent(model: nn.Module, data: Images) -> float:

@@ -121,7 +121,8 @@ class Walk:
         call = as_call(node, carried)
         if call.op == "getitem":
             container, index = node.args
-            assert isinstance(container, fx.Node) and isinstance(index, int)
+            assert isinstance(container, fx.Node)
+            assert isinstance(index, int)
             value = carried[container]
             return value[index] if isinstance(value, list) else value
         self._used_directly(node, call)
