@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 TESTS ?=
 WORKERS ?= 2
+START ?= 0
+EXAMPLES ?= 10000
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow fuzz lint types format benchmark clean
@@ -25,7 +27,7 @@ test-slow: $(VENV)/.installed-test ## run the tests that take long
 	$(BIN)/pytest -n $(WORKERS) -m slow $(TESTS)
 
 fuzz: $(VENV)/.installed-test ## run the checks on random models over 10,000 of them
-	$(BIN)/python tests/fuzz.py --examples 10000 --workers $(WORKERS)
+	$(BIN)/python tests/fuzz.py --start $(START) --examples $(EXAMPLES) --workers $(WORKERS)
 
 lint: $(VENV)/.installed-test ## check style and formatting
 	$(BIN)/ruff check .

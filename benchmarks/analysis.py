@@ -112,9 +112,11 @@ def seconds(action: Callable[[], Any], device: torch.device) -> float:
 def collection(setting: Setting) -> dict[str, Any]:
     """Statistics of every layer of WideResNet-20, against the bare forward pass over the same images."""
     device, cuda = setting.device, setting.device.type == "cuda"
-    model = models.wide_resnet20(width=setting.pick(64, 8)).to(device).eval()
+    model = models.wide_resnet20(width=setting.pick(64, 8)).to(device)
     size, count, repeats = (1000, 5, 7) if cuda else (setting.pick(128, 4), setting.pick(4, 2), setting.pick(5, 2))
     batches = [torch.randn(size, 3, 32, 32, device=device) for _ in range(count)]
+
+    calibrate_(model, batches[0])
 
     @torch.no_grad()
     def bare() -> None:
@@ -138,6 +140,16 @@ def collection(setting: Setting) -> dict[str, Any]:
         "ratio_range": [min(ratios), max(ratios)],
         "target_ratio": 1.5,
     }
+
+
+@torch.no_grad()
+def calibrate_(model: nn.Module, batch: Tensor) -> None:
+    """Give batch norm the statistics of a network in use; with those of a new one, activations grow layer by layer."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None
+    model.train()(batch[:64])
+    model.eval()
 
 
 def leading(setting: Setting) -> dict[str, Any]:
@@ -242,12 +254,10 @@ class Stream:
             self.hidden_sum += latent.sum(0)
             yield latent @ self.factor + 1
 
-    def eigenvalues(self) -> Tensor:
-        """Those of the rows' covariance, worked out on the small side of the factor."""
+    def covariance_factor(self) -> Tensor:
+        """A (latent, width) with Aᵀ A the covariance of the rows, exactly."""
         centred = self.hidden - torch.outer(self.hidden_sum, self.hidden_sum) / self.count
-        left = torch.linalg.cholesky(centred / (self.count - 1))
-        factor = left.T @ self.factor.double()
-        return torch.linalg.eigvalsh(factor @ factor.T).flip(0)
+        return torch.linalg.cholesky(centred / (self.count - 1)).T @ self.factor.double()
 
 
 def streaming(setting: Setting) -> dict[str, Any]:
@@ -267,7 +277,10 @@ def streaming(setting: Setting) -> dict[str, Any]:
 
     taken_s = seconds(ours, setting.device)
     peak = peak_bytes(cuda)
-    error = (found["values"] / stream.eigenvalues()[:rank] - 1).abs()
+    factor = stream.covariance_factor()
+    exact = torch.linalg.eigvalsh(factor @ factor.T).flip(0)[:rank]
+    error = (found["values"] / exact - 1).abs()
+    held = (factor @ found["basis"]).square().sum() / exact.sum()
     return {
         "width": stream.width,
         "samples": stream.count,
@@ -279,8 +292,9 @@ def streaming(setting: Setting) -> dict[str, Any]:
         "target_memory_gb": 4,
         "seconds": taken_s,
         "of_which_making_the_samples_s": 2 * generating_s,
-        "largest_relative_error": float(error.max()),
-        "median_relative_error": float(error.median()),
+        "variance_held_relative_to_the_best_basis": float(held),
+        "eigenvalue_largest_relative_error": float(error.max()),
+        "eigenvalue_median_relative_error": float(error.median()),
     }
 
 

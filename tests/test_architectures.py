@@ -41,6 +41,7 @@ def among(names: list[str]) -> pytest.MarkDecorator:
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),  # DeBERTa, when imported
     pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk"),  # a copied LSTM
+    pytest.mark.filterwarnings("ignore:The tensor attributes self.recurrent"),  # an LSTM, when exported
 ]
 
 

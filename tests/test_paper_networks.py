@@ -16,8 +16,6 @@ from torch import Tensor, nn
 import pcn
 from pcn import models
 from pcn.cost import Cost, count
-from pcn.example import Example
-from pcn.layers import groups_of, in_width, transformable_layers
 from pcn.models.vgg import VGG
 
 SIZES = {
@@ -45,6 +43,7 @@ class Case:
 NARROW = {
     "mnist_network": Case(lambda: models.mnist_network(width=40), (1, 28, 28)),
     "conv4": Case(models.conv4, (3, 32, 32), exclude=("fc1",)),
+    "conv4 and its fc1": Case(models.conv4, (3, 32, 32)),
     "resnet20": Case(models.resnet20, (3, 8, 8)),
     "resnet110": Case(lambda: models.resnet110(width=4), (3, 8, 8)),
     "wide_resnet20": Case(lambda: models.wide_resnet20(width=32), (3, 8, 8)),
@@ -74,9 +73,14 @@ def run(model: nn.Module, images: Tensor) -> list[Tensor]:
 def precisions() -> list[ParameterSet]:
     """Every network in both precisions; of the deep ones one each in a normal run."""
     slow = {("resnet110", torch.float32), ("resnet50", torch.float64), ("wide_resnet50", torch.float32)}
-    slow |= {("resnet152", torch.float32), ("resnet152", torch.float64)}
-    cases = [(name, dtype, allowed) for name in NARROW for dtype, allowed in ALLOWED.items()]
-    return [pytest.param(*case, marks=pytest.mark.slow if case[:2] in slow else ()) for case in cases]
+    slow |= {(name, dtype) for name in ("resnet152", "conv4 and its fc1") for dtype in ALLOWED}
+    return [
+        pytest.param(
+            name, dtype, allowed, id=f"{name}-{dtype}", marks=pytest.mark.slow if (name, dtype) in slow else ()
+        )
+        for name in NARROW
+        for dtype, allowed in ALLOWED.items()
+    ]
 
 
 @pytest.mark.parametrize(("name", "dtype", "allowed"), precisions())
@@ -94,23 +98,17 @@ def test_full_rank_leaves_the_function_unchanged(name: str, dtype: torch.dtype, 
 class AnyBasis:
     """Stands for statistics: a random mean, and as full basis the unit vectors, mirrored in a random plane."""
 
-    def __init__(self, model: nn.Module, images: Tensor) -> None:
-        found = {name: module for name, module, reason in transformable_layers(model) if reason is None}
-        self.layers = {name: name for name in found}
-        self.left_alone: dict[str, str] = {}
-        self.example = Example.of(images)
-        self._sizes = {name: (in_width(module), groups_of(module)) for name, module in found.items()}
+    def __init__(self, plan: pcn.Plan) -> None:
+        self.widths = {layer.name: layer.in_features for layer in plan.layers.values()}
+        self.example = None
 
     def mean(self, layer: str) -> Tensor:
-        return torch.randn(self._sizes[layer][0], dtype=torch.float64)
+        return torch.randn(self.widths[layer], dtype=torch.float64)
 
     def basis(self, layer: str, rank: int) -> Tensor:
-        assert self._sizes[layer] == (rank, 1)
+        assert rank == self.widths[layer]
         normal = nn.functional.normalize(torch.randn(rank, dtype=torch.float64), dim=0)
         return torch.eye(rank, dtype=torch.float64).addr_(normal, normal, alpha=-2)
-
-    def spectrum(self, layer: str) -> object:
-        return type("Width", (), {"width": self._sizes[layer][0]})()
 
 
 @pytest.mark.slow
@@ -119,9 +117,8 @@ def test_any_full_basis_leaves_the_real_network_unchanged(name: str) -> None:
     torch.manual_seed(0)
     model, images = REAL[name].build(torch.float32), torch.randn(2, *REAL[name].shape)
     expected = run(model, images)
-    stats = AnyBasis(model, images)
-    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=1.0, skip_larger=False))  # type: ignore[arg-type]
-    plan.apply_(model, stats)  # type: ignore[arg-type]
+    plan = pcn.make_plan(model, None, pcn.PCNConfig(rank=1.0, skip_larger=False), example=images)
+    plan.apply_(model, AnyBasis(plan))  # type: ignore[arg-type]
     assert all(layer.rank == layer.in_features for layer in plan.layers.values())
     assert difference(run(model, images), expected) < 1e-4
 

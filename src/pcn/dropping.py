@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pcn.config import PCNConfig
-from pcn.errors import ConfigError, PCNError
+from pcn.errors import ConfigError, PCNError, TraceError
 from pcn.example import Example
 from pcn.graph import ChannelGraph, check_couplings
 from pcn.keep import Choice, Request, Wiring, choose, class_scores
@@ -109,6 +109,8 @@ def _failure(model: nn.Module, example: Example, graph: ChannelGraph, dropped: T
     """Trace a copy without the dropped channels; return what goes wrong, or None."""
     try:
         check_couplings(skeleton(model, _slices(graph, dropped)), example, graph, dropped)
+    except TraceError as error:
+        return str(error.__cause__).strip().partition("\n")[0]
     except PCNError as error:
         return str(error)
     return None

@@ -69,8 +69,9 @@ def choose(requests: list[Request], wiring: Wiring, blocked: Mapping[int, str], 
     """Decide, request by request from the smallest set of channels up, which classes are dropped."""
     choice = Choice(torch.zeros(wiring.class_count, dtype=torch.bool))
     decided_by: dict[int, Request] = {}
+    values = scores.tolist()
     for request in sorted(requests, key=lambda r: len(wiring.outputs[r.layer])):
-        _decide(request, wiring, blocked, scores.tolist(), choice, decided_by)
+        _decide(request, wiring, blocked, values, choice, decided_by)
     return choice
 
 

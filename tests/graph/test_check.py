@@ -56,6 +56,10 @@ HARD_CODED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "swapped at a number": lambda m, x: torch.cat([x[:, 5:], x[:, :5]], 1),
     "changed in place": lambda m, x: _add_below(x),
     "another way when narrow": lambda m, x: x if x.shape[1] == 8 else x.tanh(),
+    "divided by its width": lambda m, x: x / x.shape[1],
+    "scaled by its width": lambda m, x: x * x.shape[1] ** -0.5,
+    "divided by a tensor of its width": lambda m, x: x / torch.tensor(x.shape[1]),
+    "filled with its width": lambda m, x: x + torch.full((), x.shape[1]),
     "asserted": lambda m, x: _asserted(x),
 }
 

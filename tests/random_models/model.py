@@ -123,7 +123,7 @@ def _architecture(c: Choices) -> tuple[RandomModel, Spec]:
     dims = c.pick([2, 2, 2, 0, 1, 3])
     smallest, largest = {0: (1, 1), 1: (5, 8), 2: (5, 7), 3: (3, 4)}[dims]
     given = Spec(dims, 3, c.between(smallest, largest))
-    stem, spec = weighted(c, given, c.pick([4, 6, 8, 5]))
+    stem, spec = weighted(c, given, c.pick([4, 8, 5]))  # no multiple of 3, so that one layer is not depthwise
     early, spec = _sequence(c, spec, 1)
     late, last = _sequence(c, spec, 2)
     heads = [head(c, last)]

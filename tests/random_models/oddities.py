@@ -105,9 +105,12 @@ class OverSpace(nn.Module):
             "masked": lambda: x.masked_fill(x < 0, 0.25),
             "where": lambda: torch.where(x > 0, x, -0.5 * x),
             "mask of one": lambda: x * (x[:, :1] > 0).expand_as(x),
-            "normalise": lambda: x / (1 + x.norm(dim=tuple(range(2, x.ndim)), keepdim=True)),
+            "normalise": lambda: x / (1 + torch.linalg.vector_norm(x, dim=tuple(range(2, x.ndim)), keepdim=True)),
             "hard view": lambda: x.reshape(-1, self.width, side).tanh().reshape(x.shape),
             "batch in": lambda: x.reshape(-1, 2 * self.width, *x.shape[2:]).tanh().reshape(x.shape),
+            "by width": lambda: x * x.shape[1] ** -0.5,
+            "over width": lambda: x / x.shape[1],
+            "by a tensor of width": lambda: x / torch.tensor(x.shape[1]).to(x),
             "clamp": lambda: x.clamp(min=x.amin(-1, keepdim=True) / 2),
         }
         return ways[self.how]()  # type: ignore[no-any-return]
@@ -118,7 +121,7 @@ def over_space(c: Choices, spec: Spec, depth: int) -> Made:
     if spec.dims == 0:
         return after, out
     ways = ["flip", "roll", "softmax", "pad", "interpolate", "merge", "repeat", "masked", "where", "normalise", "clamp"]
-    how = c.pick([*ways, "mask of one", "hard view", "batch in"])
+    how = c.pick([*ways, "mask of one", "hard view", "batch in", "by width", "over width", "by a tensor of width"])
     return nn.Sequential(OverSpace(how, spec.width), after), out
 
 

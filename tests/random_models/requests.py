@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from torch import nn
 
 from pcn import ExplainedVariance, Fraction, L1Threshold, LayerRule, PCNConfig, Threshold
@@ -17,7 +20,7 @@ def layer_names(model: nn.Module) -> list[str]:
 
 def full_basis(c: Choices, model: nn.Module) -> PCNConfig:
     """Every layer in all directions of its input; some outputs dropped."""
-    return _config(c, model, lambda: 1.0, keep=_keep(c))
+    return _config(c, model, [1.0], _keep(c))
 
 
 def full_rank(c: Choices, model: nn.Module) -> PCNConfig:
@@ -27,8 +30,10 @@ def full_rank(c: Choices, model: nn.Module) -> PCNConfig:
 
 def low_rank(c: Choices, model: nn.Module) -> PCNConfig:
     """Few directions, by any rule."""
-    rules: list[Rank] = [0.5, 1, Fraction(0.25), ExplainedVariance(0.9), Threshold(0.05)]
-    return _config(c, model, lambda: c.pick(rules), keep=_keep(c) if c.chance(80) else None)
+    ranks: list[Rank] = [0.5, 1, Fraction(0.25), ExplainedVariance(0.9), Threshold(0.05)]
+    config = _config(c, model, ranks, _keep(c) if c.chance(80) else None)
+    skips, trains, keeps = c.chance(50), c.chance(20), c.chance(15)
+    return replace(config, skip_larger=skips, train_basis=trains, keep_dropped=keeps, multiple_of=c.pick([1, 1, 2]))
 
 
 def named(c: Choices, model: nn.Module) -> PCNConfig:
@@ -41,16 +46,15 @@ def named(c: Choices, model: nn.Module) -> PCNConfig:
     return PCNConfig(rank=1.0, layers=rules, skip_larger=False)
 
 
-def _config(c: Choices, model: nn.Module, rank, keep: KeepOutputs | None) -> PCNConfig:  # type: ignore[no-untyped-def]
+def _config(c: Choices, model: nn.Module, ranks: Sequence[Rank], keep: KeepOutputs | None) -> PCNConfig:
     patterns = [_glob(c, name) for name in layer_names(model)]
     layers, exclude = {}, []
     if patterns:
         for _ in range(c.below(3)):
-            layers[c.pick(patterns)] = LayerRule(rank=rank(), keep_outputs=_keep(c), order=_order(c))
+            layers[c.pick(patterns)] = LayerRule(rank=c.pick(ranks), keep_outputs=_keep(c), order=_order(c))
         if c.chance(30):
             exclude.append(c.pick(patterns))
-    skips = c.chance(0) if rank() == 1.0 else c.chance(50)
-    return PCNConfig(rank(), keep, layers, tuple(exclude), c.pick(ORDERS), skip_larger=skips)
+    return PCNConfig(c.pick(ranks), keep, layers, tuple(exclude), c.pick(ORDERS), skip_larger=False)
 
 
 def _keep(c: Choices) -> KeepOutputs | None:

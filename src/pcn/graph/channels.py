@@ -1,32 +1,16 @@
-"""Which channels of a model belong together: the graph's calls, carried through the table of rules."""
+"""Which channels of a model belong together."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from pcn.example import Example
-from pcn.graph import pointwise, reshaping, weighted  # noqa: F401  (imported for the rules that they register)
-from pcn.graph.atoms import Atoms, Carried
-from pcn.graph.rules import Call, apply_rule, refuse
-from pcn.graph.trace import as_call, caller, capture, depends_on_data, shapes, sources
-from pcn.graph.weighted import INPUT_INDEX, WEIGHT_ARGUMENT
-from pcn.layers import layer_type, unwrap
-
-
-@dataclass(frozen=True)
-class Passed:
-    """One call of a graph: who makes it, and the channel classes of what it puts out."""
-
-    op: str
-    who: str | None
-    outputs: tuple[Carried, ...]
+from pcn.graph.atoms import Atoms
+from pcn.graph.trace import capture
+from pcn.graph.walk import Passed, Walk
+from pcn.layers import unwrap
 
 
 @dataclass(frozen=True)
@@ -41,6 +25,7 @@ class ChannelGraph:
     pinned: dict[int, str]
     class_count: int
     flow: tuple[Passed, ...] = ()  # call by call, in order, which channels come out
+    constants: tuple[Tensor, ...] = ()  # tensors that the model's code makes out of numbers
     reads: dict[str, tuple[str, ...]] = field(default_factory=dict)  # layer -> the activations that it is called on
     positions: dict[str, tuple[int, int]] = field(default_factory=dict)  # layer -> input and output positions
     norm_after: dict[str, str] = field(default_factory=dict)  # layer -> the batch norm that alone reads its output
@@ -70,145 +55,9 @@ def trace(model: nn.Module, example: Example) -> ChannelGraph:
         atoms.pinned(classes),
         atoms.count,
         tuple(replace(passed, outputs=tuple(v.mapped(classes) for v in passed.outputs)) for passed in walk.flow),
+        tuple(walk.constants),
         walk.reads,
         walk.positions,
         walk.norms_of_one(),
         walk.directly_read,
     )
-
-
-class Walk:
-    """One pass over the calls of a captured graph."""
-
-    def __init__(
-        self, model: nn.Module, atoms: Atoms, labels_of: Callable[[str, tuple[int, ...]], tuple[Tensor, ...]]
-    ) -> None:
-        self.model = model
-        self.atoms = atoms
-        self.labels_of = labels_of
-        self.names = {id(module): name for name, module in model.named_modules()}
-        self.tensors: dict[str, tuple[Tensor, ...]] = {}
-        self.reads: dict[str, tuple[str, ...]] = {}
-        self.positions: dict[str, tuple[int, int]] = {}
-        self.flow: list[Passed] = []
-        self.norm_after: dict[str, str] = {}
-        self.norm_calls: Counter[str] = Counter()
-        self.directly_read: dict[str, str] = {}
-
-    def run(self, program: torch.export.ExportedProgram) -> None:
-        named = sources(program, self.model)
-        carried: dict[fx.Node, Any] = {}
-        for node in program.graph.nodes:
-            if node.op == "placeholder":
-                carried[node] = self._placeholder(node, named.get(node.name))
-            elif node.op == "call_function":
-                carried[node] = self._call(node, carried)
-            elif node.op == "output":
-                for value in node.all_input_nodes:
-                    self._pin_output(carried[value])
-            else:
-                carried[node] = None
-
-    def _placeholder(self, node: fx.Node, source: str | None) -> Any:
-        shape = shapes(node)[0]
-        if source is None:
-            return Carried.fixed(shape)
-        if source not in self.tensors:
-            self.tensors[source] = self.labels_of(source, shape)
-        return Carried(shape, self.tensors[source], source)
-
-    def _call(self, node: fx.Node, carried: dict[fx.Node, Any]) -> Any:
-        call = as_call(node, carried)
-        if call.op == "getitem":
-            container, index = node.args
-            assert isinstance(container, fx.Node)
-            assert isinstance(index, int)
-            value = carried[container]
-            return value[index] if isinstance(value, list) else value
-        self._used_directly(node, call)
-        if (norm := self._batch_norm(node)) is not None:
-            self.norm_calls[norm] += 1
-        if call.op in WEIGHT_ARGUMENT:
-            self._reading(node, call[WEIGHT_ARGUMENT[call.op]])
-        if self._holds_a_number(call.op, caller(node)):
-            self.atoms.pin_all(call["input"], "an instance norm without tensors keeps its number of features")
-        if depends_on_data(node):
-            output = refuse(self.atoms, call, f"{call.op} meets a size that depends on the data")
-        else:
-            output = apply_rule(self.atoms, call)
-        self.flow.append(Passed(call.op, caller(node), tuple(output) if isinstance(output, list) else (output,)))
-        return output
-
-    def _used_directly(self, node: fx.Node, call: Call) -> None:
-        """Note that somebody computes with a layer's own tensors, which will have other values."""
-        looks_only = {"aten._assert_tensor_metadata": "a", "aten.type_as": "other", "aten.to": "other"}
-        seen = call.arguments.get(looks_only.get(call.op, ""))
-        for value in call.tensors():
-            if value.source is not None and value is not seen:
-                owner, who = self.model.get_submodule(value.source.rpartition(".")[0]), caller(node)
-                if layer_type(owner) and (who is None or self.model.get_submodule(who) is not owner):
-                    self.directly_read.setdefault(self.names[id(owner)], who or type(self.model).__name__)
-
-    def _reading(self, node: fx.Node, weight: Carried) -> None:
-        """Note which layer a weighted call belongs to, or that somebody uses its weight without calling it."""
-        who = caller(node)
-        owner = None if weight.source is None else weight.source.rpartition(".")[0]
-        if owner is None or who is None:
-            self.atoms.pin_all(weight, "its weight is computed or belongs to no layer")
-            return
-        module = self.model.get_submodule(owner)
-        layer = self.names[id(module)]
-        if module is not self.model.get_submodule(who):
-            self.atoms.pin_all(weight, f"{who!r} uses its weight without calling it")
-            return
-        if layer_type(module) is None:
-            self.atoms.pin_all(weight, f"{layer!r} reads it, and {type(module).__name__} cannot be transformed")
-            return
-        source = node.args[INPUT_INDEX[as_op(node)]]
-        assert isinstance(source, fx.Node)
-        self.reads[layer] = (*self.reads.get(layer, ()), str(source))
-        self._norm(node, layer)
-        if depends_on_data(node):
-            return
-        spatial = max(weight.ndim - 2, 0)
-        inputs, outputs = self.positions.get(layer, (0, 0))
-        self.positions[layer] = (inputs + _positions(source, spatial), outputs + _positions(node, spatial))
-
-    def _norm(self, node: fx.Node, layer: str) -> None:
-        users = list(node.users)
-        name = self._batch_norm(users[0]) if len(users) == 1 else None
-        if name is not None and len(self.reads[layer]) == 1:
-            self.norm_after[layer] = name
-        else:
-            self.norm_after.pop(layer, None)
-
-    def _batch_norm(self, node: fx.Node) -> str | None:
-        """The name of the batch norm that makes this call, or None."""
-        who = caller(node) if as_op(node) == "aten.batch_norm" else None
-        module = self.model.get_submodule(who) if who else None
-        return self.names[id(module)] if isinstance(module, nn.modules.batchnorm._BatchNorm) else None
-
-    def _holds_a_number(self, op: str, who: str | None) -> bool:
-        """Whether an instance norm has no tensor that could be cut, only a number that its input is held against."""
-        module = self.model.get_submodule(who) if who and op == "aten.instance_norm" else None
-        return module is not None and not [*module.parameters(), *module.buffers()]
-
-    def norms_of_one(self) -> dict[str, str]:
-        """The batch norm that normalises a layer's output and nothing else, for each layer that has one."""
-        return {layer: norm for layer, norm in self.norm_after.items() if self.norm_calls[norm] == 1}
-
-    def _pin_output(self, value: Any) -> None:
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, Carried):
-                self.atoms.pin_all(item, "its channels are visible in the model's output")
-
-
-def as_op(node: fx.Node) -> str:
-    return str(getattr(node.target, "overloadpacket", node.target)).replace("::", ".")
-
-
-def _positions(node: fx.Node, spatial: int) -> int:
-    """The number of positions at which a tensor holds channels."""
-    shape = shapes(node)[0]
-    channels = len(shape) - spatial - 1
-    return math.prod(shape[:channels]) * math.prod(shape[channels + 1 :])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pcn.graph.atoms import Atoms, Carried, Label
-from pcn.graph.rules import Call, Output, operators, refuse, rule
+from pcn.graph.rules import POINTWISE, Call, Output, operators, refuse, rule
 
 UNARY = operators(
     """
@@ -22,6 +22,8 @@ BROADCAST = operators(
     logical_or lt masked_fill maximum minimum mul multiply ne pow remainder rsub sub true_divide where xlogy
     """
 )
+
+POINTWISE.update(UNARY, BROADCAST)
 
 
 @rule(*UNARY)

@@ -16,6 +16,7 @@ Output = Carried | list[Carried]
 Rule = Callable[[Atoms, "Call"], Output]
 
 RULES: dict[str, Rule] = {}
+POINTWISE: set[str] = set()  # operators that treat every position alike
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class Call:
             for item in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(item, Carried):
                     yield item
+
+    def numbers(self) -> tuple[float, ...]:
+        """The numbers that the operator computes with, as far as they may not be sizes or positions."""
+        name = self.op.removesuffix("_")
+        kinds = (int, float) if name in POINTWISE or not {name, self.op} & RULES.keys() else (float,)
+        return tuple(value for value in self.arguments.values() if isinstance(value, kinds))
 
     def dims(self, name: str, ndim: int) -> list[int]:
         """Return a dimension argument as a list of non-negative numbers; absent or empty means all."""

@@ -84,6 +84,12 @@ def sources(program: torch.export.ExportedProgram, model: nn.Module) -> dict[str
     return {node: names[str(name).removeprefix("model.")] for node, name in named.items()}
 
 
+def constants(program: torch.export.ExportedProgram) -> list[Tensor]:
+    """The tensors that the model's code makes out of numbers."""
+    names = program.graph_signature.inputs_to_lifted_tensor_constants.values()
+    return [value for name in names if isinstance(value := program.constants.get(name), Tensor)]
+
+
 def caller(node: fx.Node) -> str | None:
     """The name of the innermost module during whose forward a call happened, or None for the wrapper's own."""
     stack = node.meta.get("nn_module_stack") or {}

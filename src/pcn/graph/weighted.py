@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from pcn.graph.atoms import Atoms, Carried, Label
 from pcn.graph.rules import Call, rule
 
@@ -91,7 +93,7 @@ def _read_grouped(atoms: Atoms, value: Carried, dim: int, weight: Carried, group
     if inputs is None or outputs is None or rows is None:
         for label in (inputs, outputs, rows):
             atoms.pin(label, f"{call.op} in groups reads a tensor of fixed size")
-    elif weight.shape[1] == 1:
+    elif weight.shape[1] == 1 and not torch.isin(rows, inputs).any():  # else: one channel is left of each group
         atoms.couple(inputs.view(-1, 1), outputs.view(groups, -1))
     else:
         atoms.couple(inputs.view(groups, -1), rows)

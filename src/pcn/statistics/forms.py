@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pcn.errors import StatisticsError
-from pcn.statistics.moments import Covariance, Moments, Shifted, first_mean
+from pcn.statistics.moments import Covariance, Moments, Shifted
+from pcn.statistics.pieces import pilot_mean
 from pcn.statistics.samples import Samples, fits
 from pcn.statistics.sketch import Sketch
 
@@ -28,7 +29,7 @@ def begin(block: Tensor, options: SketchOptions) -> Moments:
     entries, groups, width, positions = block.shape
     if width > COVARIANCE_WIDTH and fits(entries * positions, groups, width, block.dtype):
         return Samples.of(block)
-    return _condensed_form(first_mean(block), options).add(block)
+    return _condensed_form(pilot_mean(block), options).add(block)
 
 
 def add(moments: Moments, block: Tensor, options: SketchOptions) -> Moments:
@@ -54,7 +55,7 @@ def merge(mine: Moments, other: Moments, options: SketchOptions) -> Moments:
 
 def _condensed(samples: Samples, options: SketchOptions) -> Shifted:
     blocks = samples.blocks()
-    moments = _condensed_form(first_mean(blocks[0]), options)
+    moments = _condensed_form(pilot_mean(blocks[0]), options)
     for block in blocks:
         moments.add(block)
     return moments

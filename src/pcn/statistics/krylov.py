@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-BLOCK = 32
+BLOCK = 32  # rows multiplied at a time on a CPU; a GPU multiplies twice as many in the same time
 PROBE = 8
 LARGEST_BLOCK = 64
 DEPENDENT = 1e-10  # a row with less than this outside the space adds nothing to it
@@ -29,11 +29,11 @@ class Krylov:
         self, apply: Apply, trace: Tensor, start: Tensor, tolerance: float, floor: float, probe: bool = True
     ) -> None:
         self._apply, self._trace, self._tolerance, self._floor = apply, trace, tolerance, floor
+        self._probe, self._block = probe, block_size(start.device)
         self._width = start.shape[1]
-        self._basis = start.new_empty(0, self._width)  # Q
-        self._image = start.new_empty(0, self._width)  # Q C
+        self.dimensions = 0
+        self._room = start.new_empty(2, 8 * self._block, self._width)  # for Q and Q C
         self._reduced = start.new_empty(0, 0)  # Q C Qᵀ
-        self._probe = probe
         self._grow(start)
 
     def until(self, enough: Enough, limit: int) -> tuple[Tensor, Tensor] | None:
@@ -46,27 +46,31 @@ class Krylov:
         while True:
             values, turn = self._ritz()
             needed = enough(values)
-            missing = None if needed is None else self._missing(values[:needed], turn[:needed])
-            if missing is not None and len(missing) == 0:
+            missing, rows = self._missing(values, turn, needed or 0)
+            if needed is not None and not missing:
                 if needed == sure_of or self._exhausted() or not self._probe:
                     return values[:needed], turn[:needed] @ self._basis
                 # The Krylov space holds no more copies of a multiple eigenvalue than the block has rows; random rows
                 # would show one that is missing.
                 sure_of = needed
                 self._grow(random_rows(PROBE, self._basis))
-                missing = self._image[-PROBE:]
+                rows = self._image[-PROBE:]
             elif self._exhausted():
                 return values, turn @ self._basis
             elif self.dimensions >= limit:
                 return None
-            self._grow(missing[:LARGEST_BLOCK] if missing is not None else self._image[-BLOCK:])
-            if missing is None:  # far from an answer: looking for it costs more than growing
-                for _ in range(self.dimensions // (8 * BLOCK)):
-                    self._grow(self._image[-BLOCK:])
+            self._grow(rows)
+            if needed is None:  # far from an answer: looking for it costs more than growing
+                for _ in range(self.dimensions // (8 * self._block)):
+                    self._grow(self._image[-len(rows) :])
 
     @property
-    def dimensions(self) -> int:
-        return self._basis.shape[0]
+    def _basis(self) -> Tensor:
+        return self._room[0, : self.dimensions]
+
+    @property
+    def _image(self) -> Tensor:
+        return self._room[1, : self.dimensions]
 
     def leading(self, count: int) -> Tensor:
         """The leading directions (count, w) as far as they are known, converged or not."""
@@ -76,11 +80,17 @@ class Krylov:
         values, turn = torch.linalg.eigh(self._reduced)
         return values.flip(0).clamp_min(0), turn.flip(1).T
 
-    def _missing(self, values: Tensor, turn: Tensor) -> Tensor:
-        """What the space lacks to hold these pairs: the residuals of those that have not converged."""
+    def _missing(self, values: Tensor, turn: Tensor, needed: int) -> tuple[bool, Tensor]:
+        """Whether one of the needed pairs has not converged, and rows that the space lacks to hold these pairs.
+
+        The rows are residuals, first of the needed pairs, then of those that follow, so that a block is full.
+        """
+        values, turn = values[: needed + self._block], turn[: needed + self._block]
         residual = turn @ self._image - (values.unsqueeze(1) * turn) @ self._basis
         allowed = torch.maximum(self._tolerance * values, self._floor * values[:1])
-        return residual[torch.linalg.vector_norm(residual, dim=1) > allowed]
+        missing = torch.linalg.vector_norm(residual, dim=1) > allowed
+        count = int(missing[:needed].sum())
+        return count > 0, residual[missing][: min(max(count, self._block), LARGEST_BLOCK)]
 
     def _exhausted(self) -> bool:
         left = self._trace - self._reduced.diagonal().sum()
@@ -91,14 +101,19 @@ class Krylov:
             return
         block = self._orthonormal(rows)
         if len(block) == 0:  # the space is invariant, yet does not hold all of the variance
-            block = self._orthonormal(random_rows(BLOCK, self._basis))
+            block = self._orthonormal(random_rows(self._block, self._basis))
         image = self._apply(block)
         across, corner = self._basis @ image.T, block @ image.T
         top = torch.cat([self._reduced, across], dim=1)
         bottom = torch.cat([across.T, (corner + corner.T) / 2], dim=1)
         self._reduced = torch.cat([top, bottom])
-        self._basis = torch.cat([self._basis, block])
-        self._image = torch.cat([self._image, image])
+        size = self.dimensions + len(block)
+        if size > self._room.shape[1]:
+            more = self._room.new_empty(2, max(size, self._room.shape[1]), self._width)
+            self._room = torch.cat([self._room, more], dim=1)
+        self._room[0, self.dimensions : size] = block
+        self._room[1, self.dimensions : size] = image
+        self.dimensions = size
 
     def _orthonormal(self, block: Tensor) -> Tensor:
         """Orthonormalise rows against the basis and each other; those that add nothing are left out."""
@@ -109,6 +124,10 @@ class Krylov:
             columns, triangle = torch.linalg.qr(block.T)
             block = columns.T[triangle.diagonal().abs() > DEPENDENT]
         return block
+
+
+def block_size(device: torch.device) -> int:
+    return BLOCK if device.type == "cpu" else 2 * BLOCK
 
 
 def random_rows(count: int, like: Tensor) -> Tensor:

@@ -7,15 +7,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pcn.statistics.blocks import exact_products
-from pcn.statistics.krylov import BLOCK, Apply, Enough, Krylov, random_rows
+from pcn.statistics.krylov import BLOCK, Apply, Enough, Krylov, block_size, random_rows
 from pcn.statistics.moments import Moments
+from pcn.statistics.pieces import exact_products
 from pcn.statistics.samples import Samples
 
 TOLERANCE = 1e-5
 ROUGH_TOLERANCE = 1e-4  # here fp32 products have done their part, and fp64 ones go on
 ROUGH_FLOOR = 1e-6
-SURPLUS = 1.0  # directions handed on from fp32 to fp64, relative to those needed
 
 
 class Leading:
@@ -23,7 +22,7 @@ class Leading:
 
     def __init__(self, moments: Moments, group: int, trace: Tensor) -> None:
         self._moments, self._group, self._trace = moments, group, trace
-        self._start = random_rows(BLOCK, trace.new_empty(0, moments.width))
+        self._start = random_rows(block_size(trace.device), trace.new_empty(0, moments.width))
         self._rough: Krylov | None = None
         if isinstance(moments, Samples):
             self._rough = Krylov(_fp32_products(moments, group), trace, self._start, ROUGH_TOLERANCE, ROUGH_FLOOR)
@@ -35,7 +34,7 @@ class Leading:
             found = self._rough.until(enough, limit)
             if found is None:
                 return None
-            start = self._rough.leading(int(SURPLUS * len(found[0])) + BLOCK)
+            start = self._rough.leading(len(found[0]) + BLOCK)
             self._fine = self._fine_solver(start)
         elif self._fine is None:
             self._fine = self._fine_solver(self._start)

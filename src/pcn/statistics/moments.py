@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pcn.errors import StatisticsError
-from pcn.statistics.blocks import exact_products, piece_samples, shifted_pieces, working_precision
+from pcn.statistics.pieces import add_gram_, exact_products, pieces
 
 
 class Moments(ABC):
@@ -65,19 +65,20 @@ class Shifted(Moments):
     def __init__(self, pilot: Tensor) -> None:
         self.groups, self.width = pilot.shape
         self.pilot = pilot
+        self._shift = bool(pilot.any())
         self.total = torch.zeros_like(pilot, dtype=torch.float64)  # sum of x - pilot
 
     def add(self, block: Tensor) -> Self:
         with exact_products(block.device):
-            for piece in shifted_pieces(block, self.pilot):
-                self.count += piece.shape[-1]
-                self.total += piece.sum(-1)
+            for piece in pieces(block, self.pilot, self._shift):
+                self.count += piece.shape[0] * piece.shape[3]
+                self.total += piece.sum((0, 3))
                 self._take(piece)
         return self
 
     @abstractmethod
     def _take(self, piece: Tensor) -> None:
-        """Add the products of a shifted piece (g, w, samples)."""
+        """Add the products of a shifted piece (summands, g, w, samples)."""
 
     @abstractmethod
     def sums(self) -> list[Tensor]:
@@ -109,8 +110,7 @@ class Shifted(Moments):
 class Covariance(Shifted):
     """The whole covariance, (g, w, w).
 
-    >>> block = torch.tensor([[[[0.0, 2.0], [1.0, 1.0]]]])
-    >>> Covariance(first_mean(block)).add(block).covariance()
+    >>> Covariance(pilot=torch.zeros(1, 2)).add(torch.tensor([[[[0.0, 2.0], [1.0, 1.0]]]])).covariance()
     tensor([[[2., 0.],
              [0., 0.]]], dtype=torch.float64)
     """
@@ -150,28 +150,6 @@ class Covariance(Shifted):
     def _with(self, pilot: Tensor, count: int, sums: list[Tensor]) -> Self:
         made = type(self).__new__(type(self))
         made.groups, made.width, made.pilot, made.count = self.groups, self.width, pilot, count
+        made._shift = self._shift
         made.total, made.scatter = sums
         return made
-
-
-def first_mean(block: Tensor) -> Tensor:
-    """The mean of the first samples of a block, (g, w): close enough to the true one to take large means out."""
-    samples = piece_samples(block)
-    entries = max(1, samples // block.shape[3])
-    return working_precision(block[:entries, :, :, :samples]).mean((0, 3))
-
-
-def add_gram_(sums: Tensor, piece: Tensor) -> None:
-    """Add x xᵀ, summed over the samples of a piece (g, w, samples), to fp64 sums (g, w, w)."""
-    groups, width, samples = piece.shape
-    parts = min(128, samples // (16 * width))
-    if groups > 1 or parts < 2:
-        sums += torch.bmm(piece, piece.mT)
-        return
-    # A long sum is split into parts, which a GPU works on side by side and which are added up in fp64.
-    length = samples // parts
-    split = piece[0, :, : parts * length].unflatten(1, (parts, length)).transpose(0, 1)
-    sums += torch.bmm(split, split.mT).sum(0, dtype=torch.float64)
-    if rest := samples - parts * length:
-        tail = piece[..., -rest:]
-        sums += torch.bmm(tail, tail.mT)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from pcn.layers import LINEAR
 from pcn.statistics.blocks import as_block, rows_of
-from pcn.statistics.moments import Covariance, Moments, first_mean
+from pcn.statistics.moments import Covariance, Moments
+from pcn.statistics.pieces import pilot_mean
 
 SAMPLES_BYTES = 2**30
 PIECE = 2**20  # numbers that are brought to fp64 at a time
@@ -70,7 +71,7 @@ class Samples(Moments):
 
     def covariance(self) -> Tensor:
         blocks = self.blocks()
-        moments = Covariance(first_mean(blocks[0]))
+        moments = Covariance(pilot_mean(blocks[0]))
         for block in blocks:
             moments.add(block)
         return moments.covariance()

@@ -32,13 +32,13 @@ class Sketch(Shifted):
         """A sketch with seeded test vectors, the same on every worker and device."""
         groups, width = pilot.shape
         rank = DEFAULT_RANK if max_rank is None else max_rank
-        columns = min(width, rank + max(32, rank // 2))  # the surplus lets the last wanted directions converge
+        columns = min(width, rank + max(32, rank))  # the surplus lets the last wanted directions converge
         test = torch.randn(width, columns, generator=torch.Generator().manual_seed(seed))
         return cls(pilot, test.to(pilot).expand(groups, -1, -1))
 
     def _take(self, piece: Tensor) -> None:
-        self.squares += piece.square().sum(-1)
-        self.image += torch.bmm(piece, torch.bmm(self.test.mT, piece).mT)
+        self.squares += piece.square().sum((0, 3))
+        self.image += (piece @ (self.test.mT @ piece).mT).sum(0)
 
     def variances(self) -> Tensor:
         return (self.squares - self.total.square() / self.count).clamp_min(0) / self.degrees
@@ -88,6 +88,7 @@ class Sketch(Shifted):
     def _with(self, pilot: Tensor, count: int, sums: list[Tensor]) -> Self:
         made = type(self).__new__(type(self))
         made.groups, made.width, made.pilot, made.count = self.groups, self.width, pilot, count
+        made._shift = self._shift
         made.test = self.test
         made.total, made.squares, made.image = sums
         return made
