@@ -6,7 +6,8 @@
 
 Runs are added to experiments/results/cifar10_resnets.json as they finish and are skipped when they are there. One that
 was stopped goes on from its last checkpoint. The first 15 epochs of a principal component network are its parent's, so
-it takes them from the parent's run with the same seed where that has come so far, and its record says so.
+it takes them from the parent's run with the same seed where that has come so far, and its record says so. Runs at once
+share the GPU best under NVIDIA's MPS (nvidia-cuda-mps-control -d); their seconds and joules are recorded as null.
 """
 
 from __future__ import annotations

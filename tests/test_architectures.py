@@ -52,6 +52,7 @@ def test_full_rank_leaves_the_function_unchanged(architecture: Architecture) -> 
     assert plan.transformed
     assert difference(outputs(model, before.batch), before.outputs()) < 1e-9
     other = architecture.batch(seed=2)
+    assert difference(outputs(before.model, other), before.outputs()) > 1e-2
     assert difference(outputs(model, other), outputs(before.model, other)) < 1e-9
 
 

@@ -114,6 +114,13 @@ def test_a_rank_above_the_width_is_refused(layers: dict[str, LayerRule]) -> None
         make_plan(Mlp(), None, PCNConfig(layers=layers))
 
 
+def test_a_default_rank_leaves_narrower_layers_alone() -> None:
+    plan = make_plan(Mlp(), None, PCNConfig(rank=WIDTH + 1, skip_larger=False))
+    assert plan.layers["fc1"].rank is None
+    assert plan.layers["fc1"].reason == "its input has 12 dimensions, fewer than the rank 13"
+    assert plan.layers["fc2"].rank == 13
+
+
 @pytest.mark.parametrize("result", [2.5, 0, True, None])
 def test_a_rule_of_ones_own_must_give_a_rank_that_exists(result: Any) -> None:
     class Wrong:

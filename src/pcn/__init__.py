@@ -28,10 +28,13 @@ from pcn.plain import to_plain
 from pcn.plan import LayerPlan, Plan, get_plan
 from pcn.planning import make_plan
 from pcn.statistics import Statistics, analyze
+from pcn.switch import AccuracySlows, AfterEpoch, Switch
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccuracySlows",
+    "AfterEpoch",
     "Budget",
     "ChannelGraph",
     "ConfigError",
@@ -50,6 +53,7 @@ __all__ = [
     "RankRule",
     "Statistics",
     "StatisticsError",
+    "Switch",
     "Threshold",
     "TraceError",
     "analyze",

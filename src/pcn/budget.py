@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from pcn.config import LayerRule, PCNConfig, matches
+from pcn.config import LayerRule, PCNConfig
 from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
 from pcn.layers import canonical_weight, unwrap
@@ -55,7 +55,7 @@ def fit_budget(
     model = unwrap(model)
     config = config or PCNConfig()
     whole = make_plan(model, stats, replace(config, rank=1.0, keep_outputs=None, skip_larger=False), graph=graph)
-    ruled = {name for name in whole.layers if any(matches(name, pattern) for pattern in config.layers)}
+    ruled = {name for name in whole.layers if config.mentions(name)}
     open_layers = {layer.name: layer for layer in whole.transformed if layer.name not in ruled}
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     elsewhere = trainable - whole.trainable_before + sum(whole.layers[name].trainable_after for name in ruled)

@@ -195,6 +195,10 @@ class PCNConfig:
         globs = [rule for pattern, rule in self.layers.items() if matches(name, pattern)]
         return (globs[-1] if globs else LayerRule(self.rank, self.keep_outputs)), False
 
+    def mentions(self, name: str) -> bool:
+        """Say whether ``layers`` has a rule for this layer, by name or by glob."""
+        return any(matches(name, pattern) for pattern in self.layers)
+
     def check_names(self, known: Iterable[str]) -> None:
         """Raise when a key of ``layers`` or an item of ``exclude`` matches none of the known layer names."""
         known = list(known)

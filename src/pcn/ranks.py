@@ -88,6 +88,8 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
     if reason is not None or rule.rank is None:
         return replace(layer, reason=reason)
     width = layer.in_features // layer.groups
+    if isinstance(rule.rank, int) and rule.rank > width and not config.mentions(layer.name):
+        return replace(layer, reason=f"its input has {width} dimensions, fewer than the rank {rule.rank}")
     rank, note = _rank(layer.name, as_rank_rule(rule.rank), _spectrum(layer, width, stats), config.multiple_of)
     planned = replace(
         layer,

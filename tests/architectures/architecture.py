@@ -29,6 +29,7 @@ class Architecture:
         torch.manual_seed(0)
         model = self.make()
         shake_(model)
+        calibrate_(model, self.inputs())
         return model.to(dtype).eval()
 
     def batch(self, dtype: torch.dtype = torch.float64, seed: int = 1) -> Batch:
@@ -41,15 +42,23 @@ class Architecture:
 
 @torch.no_grad()
 def shake_(model: nn.Module) -> None:
-    """Move parameters and running statistics away from where they start: a fresh norm or a zero bias tests little."""
+    """Move all parameters away from where they start: a fresh norm or a zero bias tests little."""
     for parameter in model.parameters():
         fan_in = 25 if parameter.ndim < 2 else parameter[0].numel()
         parameter.add_(torch.randn_like(parameter), alpha=fan_in**-0.5)
-    for name, buffer in model.named_buffers():
-        if name.endswith("running_mean"):
-            buffer.normal_(std=0.2)
-        elif name.endswith("running_var"):
-            buffer.uniform_(0.5, 2.0)
+
+
+@torch.no_grad()
+def calibrate_(model: nn.Module, batch: Batch) -> None:
+    """Let batch norms measure a batch, as training would: with other statistics a deep network forgets its input."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+    if norms:
+        model.train()(**batch)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
 
 
 def hugging_face(model: str, **settings: Any) -> Callable[[], nn.Module]:

@@ -225,6 +225,31 @@ def test_the_batch_norm_after_a_layer_is_the_one_that_reads_it_alone() -> None:
     assert graph_of(Wired(forward, **parts), 3, 4).norm_after == {"a": "n"}
 
 
+def _under_autocast(m: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        x = m.b(torch.relu(m.a(x)))
+        with torch.autocast("cpu", enabled=False):
+            return m.c(x.float())
+
+
+def _with_gradients(m: Any, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        x = m.a(x)
+    return m.c(m.b(torch.relu(x)))
+
+
+@pytest.mark.parametrize("forward", [_under_autocast, _with_gradients])
+def test_other_modes_are_looked_into(forward: Callable[[Any, Tensor], Tensor]) -> None:
+    parts = {"a": nn.Linear(4, 6), "b": nn.Linear(6, 5), "c": nn.Linear(5, 2)}
+    graph = graph_of(Wired(forward, **parts), 3, 4)
+    assert together(graph, ("a.weight", 0), ("b.weight", 1))
+    assert together(graph, ("b.weight", 0), ("c.weight", 1))
+    assert why(graph, "a.weight") == why(graph, "b.weight") == FREE
+    assert not graph.directly_read
+    assert graph.reads.keys() == {"a", "b", "c"}
+    assert len(graph.readers()) == 3
+
+
 def test_tracing_leaves_no_trace() -> None:
     model = pair(lambda m, x: F.dropout(m.norm(x), 0.5, m.training), norm=nn.BatchNorm2d(8)).train()
     model.norm.eval()

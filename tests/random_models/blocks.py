@@ -273,6 +273,23 @@ def channels_last(c: Choices, spec: Spec, depth: int) -> Made:
     return ChannelsLast(inner, flat), spec
 
 
+class InMode(nn.Module):
+    """Runs a body in another mode; autocast lets float64 pass as it is."""
+
+    def __init__(self, inner: nn.Module, autocast: bool) -> None:
+        super().__init__()
+        self.inner, self.autocast = inner, autocast
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16) if self.autocast else torch.enable_grad():
+            return self.inner(x)
+
+
+def in_mode(c: Choices, spec: Spec, depth: int) -> Made:
+    inner, out = body(c, spec, None, depth)
+    return InMode(inner, c.chance(50)), out
+
+
 def plain(c: Choices, spec: Spec, depth: int) -> Made:
     made, out = weighted(c, spec)
     return nn.Sequential(made, *norm(c, out)), out

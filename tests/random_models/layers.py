@@ -116,7 +116,8 @@ def shrinking(c: Choices, spec: Spec) -> Made:
     if kind == 0:
         width = some_width(c)
         layer = CONVOLUTIONS[spec.dims](spec.width, width, 3, stride=2, padding=1, bias=not c.chance(40))
-        return nn.Sequential(layer, *norm(c, half.widened(width)), *activation(c, half)), half.widened(width)
+        half = half.widened(width)
+        return nn.Sequential(layer, *norm(c, half), *activation(c, half)), half
     pools: list[tuple[Any, int]] = [
         (MAX_POOLS[spec.dims](2), spec.size // 2),
         (AVERAGE_POOLS[spec.dims](3, stride=2, padding=1), half.size),

@@ -28,6 +28,7 @@ MAKERS: list[Callable[[Choices, Spec, int], Made]] = [
     blocks.channels_last,
     blocks.sum_of_parts,
     blocks.shared_norm,
+    blocks.in_mode,
     lambda c, spec, depth: shrinking(c, spec) if depth else blocks.plain(c, spec, depth),
 ]
 ODD_MAKERS: list[Callable[[Choices, Spec, int], Made]] = [
@@ -36,6 +37,7 @@ ODD_MAKERS: list[Callable[[Choices, Spec, int], Made]] = [
     oddities.across_channels,
     oddities.channels_as_space,
     oddities.own_layer,
+    oddities.transposed,
 ]
 
 

@@ -8,8 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from random_models.blocks import Fork
 from random_models.choices import Choices
 from random_models.layers import Made, Spec, weighted
+
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 
 
 class AtNumber(nn.Module):
@@ -162,6 +165,18 @@ class OwnLayerDirect(OwnLayer):
         return F.linear(x.movedim(1, -1), self.weight, self.bias).movedim(-1, 1).tanh()
 
 
+class Attention(nn.Module):
+    """Attention over positions, whose layers nobody calls."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, 2 if width % 2 == 0 else 1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(2).mT if x.ndim > 2 else x[:, None]
+        return x + self.attention(tokens, tokens, tokens, need_weights=False)[0].mT.reshape(x.shape)
+
+
 class Borrower(nn.Module):
     """Calls a layer and uses its weight a second time by hand."""
 
@@ -187,8 +202,8 @@ class Tied(nn.Module):
 
 
 def own_layer(c: Choices, spec: Spec, depth: int) -> Made:
-    kind = c.below(5)
-    if kind == 4:
+    kind = c.below(6)
+    if kind == 5:
         normed = nn.utils.parametrizations.weight_norm(nn.Linear(spec.width, spec.width))
         return Wrapped(normed), spec
     made = [
@@ -196,8 +211,19 @@ def own_layer(c: Choices, spec: Spec, depth: int) -> Made:
         lambda: OwnLayerDirect(spec.width, spec.width),
         lambda: Borrower(nn.Linear(spec.width, spec.width)),
         lambda: Tied(spec.width),
+        lambda: Attention(spec.width),
     ][kind]()
     return made, spec
+
+
+def transposed(c: Choices, spec: Spec, depth: int) -> Made:
+    """A transposed convolution, which cannot be transformed, meets a layer that can."""
+    if spec.dims == 0:
+        return weighted(c, spec)
+    other, out = weighted(c, spec)
+    layer = TRANSPOSED[spec.dims](spec.width, out.width, 3, padding=1, bias=c.chance(50))
+    before, _ = weighted(c, spec, spec.width)
+    return Fork(nn.Sequential(before, layer), other, c.pick(["add", "gate"])), out
 
 
 class Wrapped(nn.Module):

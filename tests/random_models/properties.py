@@ -225,13 +225,13 @@ def check_round_trips(case: Case) -> None:
         assert not any(isinstance(module, PCModule) for module in plain.modules())
         assert_close(run(plain, case), expected)
     folded = copy.deepcopy(case.model)
-    gained = {f"{name}.bias" for name in pcn.fold_(folded)}
+    gained = {folded.get_submodule(name) for name in pcn.fold_(folded)}
     assert_close(run(folded, case), expected)
     original = {name: tensor.shape for name, tensor in case.rebuild().state_dict(keep_vars=True).items()}
     shapes = {name: tensor.shape for name, tensor in folded.state_dict().items()}
     assert {name: shape for name, shape in shapes.items() if name in original} == original
-    aliases = {n for n, m in folded.named_modules(remove_duplicate=False) if f"{n}.bias" not in original}
-    assert {name for name in shapes if name not in original} <= gained | {f"{name}.bias" for name in aliases}
+    new_biases = {f"{name}.bias" for name, m in folded.named_modules(remove_duplicate=False) if m in gained}
+    assert shapes.keys() - original.keys() == new_biases
     assert [type(m).__name__ for m in folded.modules()] == [type(m).__name__ for m in case.rebuild().modules()]
 
 

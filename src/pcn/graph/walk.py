@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -17,6 +18,9 @@ from pcn.graph.rules import Call, apply_rule, refuse
 from pcn.graph.trace import as_call, caller, constants, depends_on_data, shapes, sources
 from pcn.graph.weighted import INPUT_INDEX, WEIGHT_ARGUMENT
 from pcn.layers import layer_type
+
+# Operators that run a graph of their own in another mode.
+WRAPPERS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Walk:
         self.tensors: dict[str, tuple[Tensor, ...]] = {}
         self.reads: dict[str, tuple[str, ...]] = {}
         self.positions: dict[str, tuple[int, int]] = {}
+        self.entered, self.place = 0, ""  # graphs entered so far, and a prefix for names in the one that is followed
         self.flow: list[Passed] = []
         self.constants: list[Tensor] = []
         self.norm_after: dict[str, str] = {}
@@ -52,17 +57,35 @@ class Walk:
     def run(self, program: ExportedProgram) -> None:
         named = sources(program, self.model)
         self.constants = constants(program)
-        carried: dict[fx.Node, Any] = {}
-        for node in program.graph.nodes:
-            if node.op == "placeholder":
-                carried[node] = self._placeholder(node, named.get(node.name))
+        given = {
+            node: self._placeholder(node, named.get(node.name))
+            for node in program.graph.nodes
+            if node.op == "placeholder"
+        }
+        for value in self._follow(program.graph_module, given):
+            self._pin_output(value)
+
+    def _follow(self, module: nn.Module, carried: dict[fx.Node, Any]) -> list[Any]:
+        """Go through the calls of one graph and return what it puts out."""
+        assert isinstance(module, fx.GraphModule)
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                carried[node] = attrgetter(node.target)(module)
             elif node.op == "call_function":
                 carried[node] = self._call(node, carried)
             elif node.op == "output":
-                for value in node.all_input_nodes:
-                    self._pin_output(carried[value])
-            else:
-                carried[node] = None
+                return list(fx.node.map_arg(node.args[0], lambda value: carried[value]))
+        return []
+
+    def _enter(self, node: fx.Node, carried: dict[fx.Node, Any]) -> list[Any]:
+        """Follow the graph that runs under autocast or with gradients switched on or off."""
+        inner, *values = (carried[value] for value in node.args if isinstance(value, fx.Node))
+        starts = [start for start in inner.graph.nodes if start.op == "placeholder"]
+        self.entered, outside = self.entered + 1, self.place
+        self.place = f"{self.entered}:"
+        outputs = self._follow(inner, dict(zip(starts, values, strict=True)))
+        self.place = outside
+        return outputs
 
     def _placeholder(self, node: fx.Node, source: str | None) -> Any:
         shape = shapes(node)[0]
@@ -80,6 +103,8 @@ class Walk:
             assert isinstance(index, int)
             value = carried[container]
             return value[index] if isinstance(value, list) else value
+        if call.op in WRAPPERS:
+            return self._enter(node, carried)
         self._used_directly(node, call)
         if (norm := self._batch_norm(node)) is not None:
             self.norm_calls[norm] += 1
@@ -123,7 +148,7 @@ class Walk:
             return
         source = node.args[INPUT_INDEX[as_op(node)]]
         assert isinstance(source, fx.Node)
-        self.reads[layer] = (*self.reads.get(layer, ()), str(source))
+        self.reads[layer] = (*self.reads.get(layer, ()), f"{self.place}{source}")
         self._norm(node, layer)
         if depends_on_data(node):
             return

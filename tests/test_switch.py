@@ -1,0 +1,98 @@
+"""The switch inside a training loop happens once, at the right moment, and the loop goes on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import pcn
+from pcn.nn import PCModule
+from pcn.switch import Progress
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.randn(96, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def train(epochs: int, **options: object) -> tuple[nn.Module, list[int], list[float]]:
+    torch.manual_seed(3)
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    switch = pcn.Switch(model, optimizer, **options)
+    inputs, labels = data()
+    switched, losses = [], []
+    for epoch in range(1, epochs + 1):
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+        accuracy = (model(inputs).argmax(1) == labels).float().mean().item()
+        if switch.step(epoch, [inputs], accuracy=accuracy) is not None:
+            switched.append(epoch)
+    return model, switched, losses
+
+
+def test_it_switches_once_after_the_given_epoch_and_training_goes_on() -> None:
+    model, switched, losses = train(8, config=pcn.PCNConfig(rank=12), at=3)
+    assert switched == [3]
+    assert isinstance(model[2], PCModule)
+    assert losses[-1] < losses[2]
+
+
+def test_a_budget_is_a_config_too() -> None:
+    model, switched, _ = train(3, config=pcn.Budget(0.5), at=1)
+    assert switched == [1]
+    before = sum(p.numel() for p in network().parameters())
+    assert sum(p.numel() for p in model.parameters()) <= before // 2
+
+
+def test_the_papers_heuristic_switches_when_accuracy_slows() -> None:
+    _, switched, _ = train(12, config=pcn.PCNConfig(rank=12), at=pcn.AccuracySlows())
+    assert len(switched) == 1
+    assert switched[0] >= 3
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=12), st.floats(0.05, 1), st.floats(0.1, 10))
+def test_the_heuristic_does_not_depend_on_the_unit_of_accuracy(seen: list[float], share: float, unit: float) -> None:
+    rule = pcn.AccuracySlows(share)
+    rises = [b - a for a, b in pairwise(seen)]
+    if len(rises) >= 2 and abs(rises[-1] - share * max(rises[:-1])) > 1e-9 * 100 and abs(max(rises[:-1])) > 1e-9:
+        scaled = tuple(unit * value for value in seen)
+        assert rule.due(Progress(len(seen), tuple(seen))) == rule.due(Progress(len(seen), scaled))
+    elif len(rises) < 2:
+        assert not rule.due(Progress(len(seen), tuple(seen)))
+
+
+def test_a_resumed_model_does_not_switch_again() -> None:
+    model = network()
+    inputs, _ = data()
+    plan = pcn.Switch(model, config=pcn.PCNConfig(rank=12), at=1).step(1, [inputs])
+    resumed = network()
+    plan.reshape_(resumed)
+    resumed.load_state_dict(model.state_dict())
+    assert pcn.Switch(resumed, config=pcn.PCNConfig(rank=12), at=1).step(2, [inputs]) is None
+
+
+@pytest.mark.parametrize("at", [-1, True, 1.5, "late"])
+def test_a_moment_that_is_none_is_refused(at: object) -> None:
+    with pytest.raises(pcn.ConfigError, match=r"at=|AfterEpoch"):
+        pcn.Switch(network(), at=at)  # type: ignore[arg-type]
+
+
+def test_the_heuristic_asks_for_the_accuracy_that_it_needs() -> None:
+    with pytest.raises(pcn.ConfigError, match="accuracy="):
+        pcn.Switch(network(), at=pcn.AccuracySlows()).step(1, [])
