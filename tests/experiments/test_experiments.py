@@ -195,3 +195,11 @@ def test_a_failing_run_does_not_stop_the_others(together: int, capsys: pytest.Ca
     assert failed == 1
     assert sorted(results) == [1, 2]
     assert "ValueError" in capsys.readouterr().err
+
+
+def test_the_tables_in_the_documentation_are_those_of_the_results() -> None:
+    import table
+
+    shown = (EXPERIMENTS.parent / "docs" / "reproduction.md").read_text()
+    for path in sorted(table.RESULTS.glob("*.json")):
+        assert table.table(path.stem) in shown

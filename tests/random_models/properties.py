@@ -73,11 +73,12 @@ def low_ranks_run_and_count(c: Choices) -> str:
 def failure_changes_nothing(c: Choices) -> str:
     """Requests by exact name, plans that were tampered with: a typed error and the same model, or a plan that works."""
     case, stats = measured(c)
+    before = snapshot(case.model)
     try:
         plan = pcn.make_plan(case.model, stats, requests.named(c, case.model))
     except PCNError as error:
+        assert_same(snapshot(case.model), before)
         return f"refused: {type(error).__name__}"
-    before = snapshot(case.model)
     broken = _tampered(c, plan)
     try:
         broken.apply_(case.model, stats)

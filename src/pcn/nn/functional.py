@@ -14,6 +14,9 @@ from torch import Tensor
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
+# Asked once: torch.compile cannot trace the question in every release that we support.
+AUTOCAST_DEVICES = frozenset(d for d in ("cpu", "cuda", "xpu", "mps", "hpu") if torch.amp.is_autocast_available(d))
+
 
 class Geometry(NamedTuple):
     """How a convolution moves over its input."""
@@ -137,7 +140,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def autocasts(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return device in AUTOCAST_DEVICES and torch.is_autocast_enabled(device)
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
