@@ -15,6 +15,7 @@ from pcn.graph import ChannelGraph, check_couplings
 from pcn.keep import Choice, Request, Wiring, choose, class_scores
 from pcn.layers import LAYER_TYPES
 from pcn.plan import Cut, LayerPlan, Plan, Slices
+from pcn.ranks import NO_RANK
 from pcn.skeleton import skeleton
 from pcn.statistics import Statistics
 
@@ -79,7 +80,9 @@ def _blocked(plan: Plan, config: PCNConfig, graph: ChannelGraph, wiring: Wiring)
         if name in transformed:
             read.update(classes.tolist())
             continue
-        why = f"{name!r} reads it and is not transformed ({plan.layers[name].reason}); give {name!r} a rank"
+        reason = plan.layers[name].reason
+        advice = f"; give {name!r} a rank" if reason == NO_RANK else ""
+        why = f"{name!r} reads it and is not transformed ({reason}){advice}"
         for cls in classes.unique().tolist():
             blocked.setdefault(cls, why)
     for name, dimensions in graph.tensors.items():

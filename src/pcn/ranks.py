@@ -13,6 +13,8 @@ from pcn.layers import canonical_weight, groups_of, layer_type
 from pcn.plan import LayerPlan
 from pcn.statistics import Spectrum, Statistics
 
+NO_RANK = "no rank asked for"
+
 
 def rank_layers(
     found: list[tuple[str, nn.Module, str | None]],
@@ -82,7 +84,7 @@ def _excluded(name: str, config: PCNConfig) -> str | None:
 def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, reason: str | None) -> LayerPlan:
     rule, exact = config.rule_for(layer.name)
     if reason is None and rule.rank is None:
-        reason = "no rank asked for"
+        reason = NO_RANK
     elif reason is not None and exact and config.excludes(layer.name) is None and rule.rank is not None:
         raise ConfigError(f"{layer.name!r} is asked for a rank but must be left alone: {reason}")
     if reason is not None or rule.rank is None:
