@@ -85,7 +85,7 @@ def test_what_is_excluded_is_not_even_looked_at() -> None:
     ("config", "error"),
     [
         (pcn.PCNConfig(exclude=["fc9"]), pcn.ConfigError),
-        (pcn.PCNConfig(rank=1000), pcn.ConfigError),
+        (pcn.PCNConfig(layers={"fc?": pcn.LayerRule(rank=1000)}), pcn.ConfigError),
         (pcn.PCNConfig(layers={"fc1": pcn.LayerRule(keep_outputs=5)}, exclude=["fc2"]), pcn.ConfigError),
     ],
 )

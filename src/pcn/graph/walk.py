@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
-from pcn.graph import pointwise, reshaping, weighted  # noqa: F401  (imported for the rules that they register)
+from pcn.graph import parts, pointwise, reshaping, weighted  # noqa: F401  (imported for the rules that they register)
 from pcn.graph.atoms import Atoms, Carried
 from pcn.graph.rules import Call, apply_rule, refuse
 from pcn.graph.trace import as_call, caller, constants, depends_on_data, shapes, sources
@@ -74,12 +74,13 @@ class Walk:
             elif node.op == "call_function":
                 carried[node] = self._call(node, carried)
             elif node.op == "output":
-                return list(fx.node.map_arg(node.args[0], lambda value: carried[value]))
+                return list(cast("Any", fx.node.map_arg(node.args[0], lambda value: carried[value])))
         return []
 
     def _enter(self, node: fx.Node, carried: dict[fx.Node, Any]) -> list[Any]:
         """Follow the graph that runs under autocast or with gradients switched on or off."""
-        inner, *values = (carried[value] for value in node.args if isinstance(value, fx.Node))
+        at = next(i for i, value in enumerate(node.args) if isinstance(value, fx.Node))
+        inner, *values = cast("Any", fx.node.map_arg(node.args[at:], lambda value: carried[value]))
         starts = [start for start in inner.graph.nodes if start.op == "placeholder"]
         self.entered, outside = self.entered + 1, self.place
         self.place = f"{self.entered}:"
