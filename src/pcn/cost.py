@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from pcn.errors import ConfigError
-from pcn.example import Example, Forward
+from pcn.example import AsModule, Example, Forward
 from pcn.layers import unwrap
 
 
@@ -58,25 +58,13 @@ def flops_per_sample(model: nn.Module, batch: Any, *, forward: Forward | None = 
     """
     example = Example.of(batch, forward)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    call = _Call(unwrap(model), example)
+    call = AsModule(unwrap(model), example)
     # Fake copies of parameters and buffers take what the pass writes, batch norm's counter for one.
     state = tree_map_only(Tensor, mode.from_tensor, {**dict(call.named_parameters()), **dict(call.named_buffers())})
     inputs = tree_map_only(Tensor, mode.from_tensor, example.inputs)
     with torch.no_grad(), mode, FlopCounterMode(display=False) as counter:
         functional_call(call, state, (inputs,))
     return float(counter.get_total_flops()) / _samples(example.inputs)
-
-
-class _Call(nn.Module):
-    """The model as a function of its inputs alone, whatever way they reach it."""
-
-    def __init__(self, model: nn.Module, example: Example) -> None:
-        super().__init__()
-        self.model = model
-        self.example = example
-
-    def forward(self, inputs: Any) -> Any:
-        return self.example.with_inputs(inputs).call(self.model)
 
 
 def _samples(inputs: Any) -> int:

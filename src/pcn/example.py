@@ -65,6 +65,18 @@ class Example:
         return model(self.inputs)
 
 
+class AsModule(nn.Module):
+    """A model as a function of its inputs alone, whatever way they reach it."""
+
+    def __init__(self, model: nn.Module, example: Example) -> None:
+        super().__init__()
+        self.model = model
+        self.example = example
+
+    def forward(self, inputs: Any) -> Any:
+        return self.example.with_inputs(inputs).call(self.model)
+
+
 def device_of(model: nn.Module) -> torch.device | None:
     """The device of a model's first parameter or buffer, or None when it has neither."""
     first: Tensor | None = next(model.parameters(), None)

@@ -16,7 +16,7 @@ from pcn.optimizer import check_optimizer, follow_
 from pcn.plan import Plan, get_plan, set_plan_
 from pcn.skeleton import sync_sizes_
 from pcn.statistics import Statistics
-from pcn.statistics.untouched import untouched
+from pcn.untouched import untouched
 
 
 def apply_plan_(

@@ -13,28 +13,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from pcn.errors import TraceError
-from pcn.example import Example
+from pcn.example import AsModule, Example
 from pcn.graph.rules import Call
-
-
-class _Traced(nn.Module):
-    """Gives ``torch.export`` one call to follow, whatever way the user's batches reach the model."""
-
-    def __init__(self, model: nn.Module, example: Example) -> None:
-        super().__init__()
-        self.model = model
-        self.example = example
-
-    def forward(self, inputs: Any) -> Any:
-        return self.example.with_inputs(inputs).call(self.model)
+from pcn.untouched import same_modes
 
 
 def capture(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
     """Export the model as it runs at inference; raise :class:`TraceError` with the tracer's own words if it fails."""
-    traced = _Traced(model, example)
     try:
-        with inference(model), _quiet(), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            return torch.export.export(traced, (example.inputs,), strict=False)
+        with same_modes(model), _quiet(), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            model.eval()
+            return torch.export.export(AsModule(model, example), (example.inputs,), strict=False)
     except Exception as error:
         words = next(iter(str(error).strip().splitlines()), "no message")
         raise TraceError(
@@ -58,18 +47,6 @@ def _quiet() -> Iterator[None]:
     finally:
         for log, disabled in zip(logs, before, strict=True):
             log.disabled = disabled
-
-
-@contextmanager
-def inference(model: nn.Module) -> Iterator[None]:
-    """Put the model in eval mode and give every module its own mode back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def sources(program: torch.export.ExportedProgram, model: nn.Module) -> dict[str, str]:

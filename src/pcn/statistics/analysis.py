@@ -17,7 +17,7 @@ from pcn.statistics.collect import Collector, Sampling
 from pcn.statistics.forms import SketchOptions
 from pcn.statistics.sketch import Sketch
 from pcn.statistics.statistics import LayerShape, Statistics
-from pcn.statistics.untouched import untouched
+from pcn.untouched import untouched
 
 
 def analyze(

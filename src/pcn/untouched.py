@@ -16,7 +16,7 @@ def untouched(model: nn.Module, eval_mode: bool) -> Iterator[None]:
     A hook on a part of a compiled model does not fire, so that compiled code is passed by.
     """
     with ExitStack() as stack:
-        stack.enter_context(_same_modes(model))
+        stack.enter_context(same_modes(model))
         stack.enter_context(_same_buffers(model))
         stack.enter_context(torch.random.fork_rng(devices=_cuda_devices(model)))
         stack.enter_context(torch.no_grad())
@@ -27,7 +27,8 @@ def untouched(model: nn.Module, eval_mode: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _same_modes(model: nn.Module) -> Iterator[None]:
+def same_modes(model: nn.Module) -> Iterator[None]:
+    """Give every module its own train or eval mode back."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
