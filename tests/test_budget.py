@@ -90,3 +90,27 @@ def test_an_impossible_budget_is_refused(params: object) -> None:
 def test_a_budget_below_the_floor_says_by_how_much() -> None:
     with pytest.raises(pcn.ConfigError, match="parameters too small"):
         pcn.compress_(network(), [BATCH], params=100)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pcn.PCNConfig(multiple_of=32),
+        pcn.PCNConfig(layers={"7": pcn.LayerRule(rank=100)}),
+        pcn.PCNConfig(layers={"*7": pcn.LayerRule(rank=128)}),
+    ],
+)
+def test_rounding_and_rules_do_not_burst_the_budget(config: pcn.PCNConfig) -> None:
+    model = network()
+    limit = count(model).trainable * 95 // 100
+    pcn.compress_(model, [BATCH], config, params=limit)
+    assert count(model).trainable <= limit
+
+
+def test_frozen_layers_neither_spend_nor_save() -> None:
+    model = network()
+    model[7].requires_grad_(False)
+    limit = int(0.85 * count(model).trainable)
+    plan = pcn.compress_(model, [BATCH], params=0.85)
+    assert plan.layers["7"].rank is None
+    assert count(model).trainable <= limit

@@ -204,3 +204,35 @@ def test_a_checkpoint_of_the_optimizer_reloads_after_the_switch() -> None:
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert step(again, resumed, images(3)) == step(model, optimizer, images(3))
     assert step(again, resumed, images(4)) == step(model, optimizer, images(4))
+
+
+def test_a_trained_basis_keeps_the_order_of_a_model_built_anew() -> None:
+    model = dense_net()
+    optimizer = torch.optim.Adam(model.named_parameters(), lr=0.01)
+    step(model, optimizer, vectors(0))
+    switch(model, optimizer, pcn.PCNConfig(rank=3, train_basis=True, skip_larger=False), [vectors(1)[0]])
+    assert optimizer.param_groups[0]["param_names"] == [name for name, _ in model.named_parameters()]
+    step(model, optimizer, vectors(2))
+
+
+def test_the_optimizer_of_another_model_is_refused() -> None:
+    model = dense_net()
+    stats = pcn.analyze(model, [vectors(1)[0]])
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=3, skip_larger=False))
+    with pytest.raises(pcn.PlanError, match="none of the parameters"):
+        plan.apply_(model, stats, optimizer=torch.optim.Adam(dense_net().parameters()))
+    assert pcn.get_plan(model) is None
+
+
+def test_state_of_an_unknown_kind_starts_afresh() -> None:
+    class Remembering(torch.optim.Adam):
+        pass
+
+    model = dense_net()
+    optimizer = Remembering(model.parameters(), lr=0.01)
+    step(model, optimizer, vectors(0))
+    for state in optimizer.state.values():
+        state["previous"] = state["exp_avg"].clone()
+    with pytest.warns(UserWarning, match="'previous' is unknown"):
+        switch(model, optimizer, pcn.PCNConfig(rank=3, skip_larger=False), [vectors(1)[0]])
+    assert model[2].weight not in optimizer.state or not optimizer.state[model[2].weight]

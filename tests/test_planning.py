@@ -328,7 +328,7 @@ def test_a_rank_above_the_inputs_left_is_legal_and_noted() -> None:
     rules = {"fc1": LayerRule(keep_outputs=4), "fc2": LayerRule(rank=8)}
     stats = analyze(model, [x])
     plan = make_plan(model, stats, everything(rank=None, layers=rules))
-    assert plan.layers["fc2"].note == "rank 8 exceeds the 4 inputs kept: a plain layer would be smaller"
+    assert plan.layers["fc2"].note == "rank 8 for the 4 inputs kept: a plain layer would be smaller"
     plan.apply_(model, stats)
     assert model.fc2.basis.shape == (4, 8)
     plan = make_plan(Mlp(), stats, everything(rank=None, layers=rules, order="kept_block"))

@@ -387,3 +387,39 @@ def test_the_new_weights_train() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_a_layer_that_is_also_held_in_a_list_is_found_out() -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(12, 12), nn.Linear(12, 12)
+            self.steps = [self.a, self.b]
+
+        def forward(self, x: Tensor) -> Tensor:
+            for step in self.steps:
+                x = torch.tanh(step(x))
+            return x
+
+    model, x = Listed(), torch.randn(40, 12)
+    plan, stats = prepared(model, x, PCNConfig(rank=4, skip_larger=False))
+    before = record(model)
+    with pytest.raises(PlanError, match="still calls the old 'a'"):
+        plan.apply_(model, stats)
+    assert record(model) == before
+
+
+def test_a_plan_that_changes_nothing_leaves_the_model_free() -> None:
+    model, x = Mlp(), vectors()
+    plan, stats = prepared(model, x, PCNConfig(rank=None))
+    plan.apply_(model, stats)
+    assert get_plan(model) is None
+    assert transform_(model, x, SMALL).transformed
+
+
+def test_what_is_made_in_inference_mode_can_be_trained() -> None:
+    model, x = Mlp(), vectors()
+    with torch.inference_mode():
+        transform_(model, x, PCNConfig(rank=4, skip_larger=False))
+    model(x.clone()).sum().backward()
+    assert model.fc2.weight.grad is not None

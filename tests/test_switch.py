@@ -53,8 +53,8 @@ def test_it_switches_once_after_the_given_epoch_and_training_goes_on() -> None:
     assert losses[-1] < losses[2]
 
 
-def test_a_budget_is_a_config_too() -> None:
-    model, switched, _ = train(3, config=pcn.Budget(0.5), at=1)
+def test_a_budget_works_too() -> None:
+    model, switched, _ = train(3, params=0.5, at=1)
     assert switched == [1]
     before = sum(p.numel() for p in network().parameters())
     assert sum(p.numel() for p in model.parameters()) <= before // 2
@@ -80,19 +80,36 @@ def test_the_heuristic_does_not_depend_on_the_unit_of_accuracy(seen: list[float]
 def test_a_resumed_model_does_not_switch_again() -> None:
     model = network()
     inputs, _ = data()
-    plan = pcn.Switch(model, config=pcn.PCNConfig(rank=12), at=1).step(1, [inputs])
+    plan = pcn.Switch(model, None, config=pcn.PCNConfig(rank=12), at=1).step(1, [inputs])
     resumed = network()
     plan.reshape_(resumed)
     resumed.load_state_dict(model.state_dict())
-    assert pcn.Switch(resumed, config=pcn.PCNConfig(rank=12), at=1).step(2, [inputs]) is None
+    assert pcn.Switch(resumed, None, config=pcn.PCNConfig(rank=12), at=1).step(2, [inputs]) is None
 
 
 @pytest.mark.parametrize("at", [-1, True, 1.5, "late"])
 def test_a_moment_that_is_none_is_refused(at: object) -> None:
     with pytest.raises(pcn.ConfigError, match=r"at=|AfterEpoch"):
-        pcn.Switch(network(), at=at)  # type: ignore[arg-type]
+        pcn.Switch(network(), None, at=at)  # type: ignore[arg-type]
 
 
 def test_the_heuristic_asks_for_the_accuracy_that_it_needs() -> None:
     with pytest.raises(pcn.ConfigError, match="accuracy="):
-        pcn.Switch(network(), at=pcn.AccuracySlows()).step(1, [])
+        pcn.Switch(network(), None, at=pcn.AccuracySlows()).step(1, [])
+
+
+def test_a_run_resumed_before_the_switch_remembers_the_accuracies() -> None:
+    def switches(accuracies: list[float], switch: pcn.Switch) -> list[bool]:
+        batches = [torch.randn(64, 8)]
+        return [switch.step(n, batches, accuracy=a) is not None for n, a in enumerate(accuracies, 1)]
+
+    first = pcn.Switch(network(), None, pcn.PCNConfig(rank=12), at=pcn.AccuracySlows())
+    assert not any(switches([40.0, 60.0], first))
+    resumed = pcn.Switch(network(), None, pcn.PCNConfig(rank=12), at=pcn.AccuracySlows())
+    resumed.load_state_dict(first.state_dict())
+    assert switches([61.0], resumed) == [True]
+
+
+def test_an_accuracy_that_is_no_number_is_refused() -> None:
+    with pytest.raises(pcn.ConfigError, match="finite"):
+        pcn.Switch(network(), None, at=3).step(1, [], accuracy=float("nan"))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from pcn.config import LayerRule, PCNConfig
-from pcn.errors import ConfigError
-from pcn.graph import ChannelGraph
+from pcn.errors import ConfigError, TraceError
+from pcn.graph import ChannelGraph, trace
 from pcn.layers import canonical_weight, unwrap
 from pcn.plan import LayerPlan
 from pcn.planning import make_plan
@@ -32,7 +33,7 @@ class Budget:
         number = isinstance(self.params, int) and not isinstance(self.params, bool) and self.params >= 1
         if not (fraction or number):
             raise ConfigError(f"params={self.params!r}: give a number of parameters or a fraction in (0, 1]")
-        if self.step < 1:
+        if isinstance(self.step, bool) or not isinstance(self.step, int) or self.step < 1:
             raise ConfigError(f"step={self.step!r}: give a whole number of at least 1")
 
     def limit(self, trainable: int) -> int:
@@ -50,22 +51,26 @@ def fit_budget(
     """Return the configuration with a rank for every layer so that the whole model trains no more than the budget.
 
     Which layers may change, and all options, come from ``config``; layers for which it has a rule keep to that. A
-    layer to which the budget gives its full width stays as it is.
+    layer to which the budget gives its full width stays as it is, and so does a frozen one.
     """
     model = unwrap(model)
     config = config or PCNConfig()
+    if graph is None and stats.example is not None:
+        with suppress(TraceError):
+            graph = trace(model, stats.example)
     whole = make_plan(model, stats, replace(config, rank=1.0, keep_outputs=None, skip_larger=False), graph=graph)
-    ruled = {name for name in whole.layers if config.mentions(name)}
-    open_layers = {layer.name: layer for layer in whole.transformed if layer.name not in ruled}
+    ruled = make_plan(model, stats, replace(config, rank=None, keep_outputs=None), graph=graph)
+    frozen = {name for name in whole.layers if not any(p.requires_grad for p in model.get_submodule(name).parameters())}
+    open_layers = {
+        layer.name: layer for layer in whole.transformed if layer.name not in frozen and not config.mentions(layer.name)
+    }
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    elsewhere = trainable - whole.trainable_before + sum(whole.layers[name].trainable_after for name in ruled)
-    elsewhere += sum(
-        layer.trainable_before for layer in whole.layers.values() if layer.name not in {*ruled, *open_layers}
-    )
-    room = budget.limit(trainable) - elsewhere
-    ranks = _hand_out(open_layers, {n: direction_scores(model, stats, n) for n in open_layers}, budget.step, room)
+    saved = sum(p.trainable_before - p.trainable_after for p in ruled.transformed if p.name not in frozen)
+    room = budget.limit(trainable) - (trainable - saved - sum(p.trainable_before for p in open_layers.values()))
+    step = -(-budget.step // config.multiple_of) * config.multiple_of  # make_plan rounds up to that multiple
+    ranks = _hand_out(open_layers, {n: direction_scores(model, stats, n) for n in open_layers}, step, room)
     rules = {name: LayerRule(rank=rank) for name, rank in ranks.items()}
-    return replace(config, layers={**config.layers, **rules})
+    return replace(config, rank=None, layers={**config.layers, **rules})
 
 
 def direction_scores(model: nn.Module, stats: Statistics, layer: str) -> Tensor:

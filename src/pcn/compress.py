@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from pcn.budget import Budget, fit_budget
 from pcn.config import PCNConfig
 from pcn.example import Forward
-from pcn.plan import Plan
+from pcn.plan import Plan, check_untransformed
 from pcn.planning import make_plan
 from pcn.statistics import analyze
 
@@ -36,6 +36,7 @@ def compress_(
     >>> model[2]
     PCLinear(in_features=64, out_features=64, bias=True, rank=16)
     """
+    check_untransformed(model)
     config = config or PCNConfig()
     stats = analyze(model, batches, forward=forward, exclude=config.exclude)
     if params is not None:

@@ -6,7 +6,7 @@ import fnmatch
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
+from numbers import Integral, Real
 from typing import Literal, Protocol, runtime_checkable
 
 from pcn.errors import ConfigError, suggest
@@ -108,14 +108,13 @@ KeepOutputs = int | float | L1Threshold
 
 def as_rank_rule(rank: Rank) -> RankRule:
     """Turn 50 into ``Fixed(50)`` and 0.5 into ``Fraction(0.5)``; rules pass through."""
-    is_rule = isinstance(rank, RankRule) and callable(rank.rank)
-    if isinstance(rank, bool) or not (is_rule or isinstance(rank, int | float)):
-        raise ConfigError(f"rank={rank!r}: give a whole number, a fraction of the width or a rank rule")
-    if isinstance(rank, int):
-        return Fixed(rank)
-    if isinstance(rank, float):
-        return Fraction(rank)
-    return rank
+    if isinstance(rank, RankRule) and callable(rank.rank):
+        return rank
+    if isinstance(rank, Integral) and not isinstance(rank, bool):  # numpy's whole numbers too
+        return Fixed(int(rank))
+    if isinstance(rank, Real) and not isinstance(rank, bool):
+        return Fraction(float(rank))
+    raise ConfigError(f"rank={rank!r}: give a whole number, a fraction of the width or a rank rule")
 
 
 def check_keep_outputs(keep: KeepOutputs) -> KeepOutputs:

@@ -69,13 +69,13 @@ def _replacements(plan: Plan, layer: LayerPlan, old: nn.Module, new: PCModule) -
         new.mean, new.basis, rows=index, kept=kept, groups=layer.groups, transposed=kind.out_dim == 1
     )
     bias = old.bias if isinstance(old.bias, nn.Parameter) else None
-    gained = [("bias", new.bias)] if bias is None else []
-    gained += [(name, getattr(new, name)) for name in ("basis", "mean") if layer.train_basis]
+    basis = tuple((name, getattr(new, name)) for name in ("basis", "mean") if layer.train_basis)
     assert isinstance(old.weight, nn.Parameter)
-    changes = [Replaced(old.weight, new.weight, carry, bias, tuple(gained))]
-    if bias is not None:
-        changes.append(Replaced(bias, new.bias, carry_cut({} if rows is None else {0: rows})))
-    return changes
+    if bias is None:
+        return [Replaced(old.weight, new.weight, carry, None, (("bias", new.bias), *basis))]
+    # The order of the new layer's own parameters, so that a saved state fits a model built anew.
+    carry_bias = carry_cut({} if rows is None else {0: rows})
+    return [Replaced(old.weight, new.weight, carry, bias), Replaced(bias, new.bias, carry_bias, gained=basis)]
 
 
 def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:

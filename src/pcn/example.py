@@ -54,6 +54,15 @@ class Example:
     def with_inputs(self, inputs: Any) -> Example:
         return replace(self, inputs=inputs)
 
+    def __str__(self) -> str:
+        if self.forward is not None:
+            return "forward(model, batch)"
+        if isinstance(self.inputs, dict):
+            given = [f"{name}={_described(value)}" for name, value in self.inputs.items()]
+        else:
+            given = [_described(v) for v in (self.inputs if isinstance(self.inputs, tuple) else (self.inputs,))]
+        return f"model({', '.join(given)})"
+
     def call(self, model: nn.Module) -> Any:
         """Run the model on this example."""
         if self.forward is not None:
@@ -63,6 +72,12 @@ class Example:
         if isinstance(self.inputs, tuple):
             return model(*self.inputs)
         return model(self.inputs)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__
 
 
 class AsModule(nn.Module):

@@ -6,13 +6,12 @@ from torch import Tensor, nn
 
 from pcn.errors import PlanError, suggest
 from pcn.layers import canonical_weight, groups_of, layer_type, transformable_layers
-from pcn.plan import LayerPlan, Plan, get_plan
+from pcn.plan import LayerPlan, Plan, check_untransformed
 
 
 def check_fits(plan: Plan, model: nn.Module) -> None:
     """Raise unless every layer and tensor of the plan is in the model with the shape that the plan was made for."""
-    if get_plan(model) is not None:
-        raise PlanError("this model has been transformed already; pcn.fold_(model) brings its plain layers back")
+    check_untransformed(model)
     modules = dict(model.named_modules())
     left_alone = {name: reason for name, _, reason in transformable_layers(model) if reason is not None}
     for layer in plan.layers.values():

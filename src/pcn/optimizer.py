@@ -74,6 +74,16 @@ def check_optimizer(optimizer: Optimizer, *, strict: bool) -> None:
     warnings.warn(text, stacklevel=4)
 
 
+def check_holds(optimizer: Optimizer, replaced: list[Replaced]) -> None:
+    """Raise when an optimizer has none of the parameters that give way: it belongs to another model."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = [change for change in replaced if change.old.requires_grad]
+    if trained and not any(id(change.old) in held for change in trained):
+        raise PlanError(
+            "the optimizer holds none of the parameters that are replaced; give the one that trains this model"
+        )
+
+
 def follow_(optimizer: Optimizer, replaced: list[Replaced]) -> None:
     """Put the new parameters into the old ones' groups and give them the state that they would have had.
 
@@ -112,14 +122,17 @@ def _successors(
             continue
         yield change.new, name
         for attribute, gained in change.gained:
-            yield gained, f"{name.removesuffix('weight')}{attribute}" if name else ""
+            yield gained, f"{name.rpartition('.')[0]}.{attribute}" if name else ""
 
 
 def _carried(change: Replaced, state: State, bias_state: State) -> State:
     carried: State = {}
     for entry, value in state.items():
-        if isinstance(value, Tensor) and value.shape == change.old.shape and value.ndim > 0:
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            carried[entry] = value  # a step count, or None
+        elif entry in FIRST_MOMENTS + SECOND_MOMENTS:
             carried[entry] = change.carry(entry, value, bias_state.get(entry))
         else:
-            carried[entry] = value  # a step count, or None
+            warnings.warn(f"the optimizer's {entry!r} is unknown: that parameter's state starts afresh", stacklevel=2)
+            return {}
     return carried

@@ -13,6 +13,7 @@ from pcn.errors import ConfigError, PlanError
 from pcn.layers import unwrap
 from pcn.nn import PCModule, inherit_
 from pcn.nn.build import uninitialised
+from pcn.plan import set_plan_
 from pcn.transform import dense_form, factored_form
 
 Form = Literal["factored", "dense"]
@@ -41,7 +42,7 @@ def to_plain(model: nn.Module, form: Form = "factored") -> nn.Module:
             made[id(module)] = dense_layer(module) if form == "dense" else factored_layer(module, name)
         return made[id(module)]
 
-    model.__dict__.pop("_pcn_plan", None)  # it speaks of layers that the copy no longer has
+    set_plan_(model, None)  # it speaks of layers that the copy no longer has
     for prefix, parent in list(model.named_modules()):
         for name, child in parent._modules.items():
             if child is not None:

@@ -209,6 +209,12 @@ def get_plan(model: nn.Module) -> Plan | None:
     return plan if isinstance(plan, Plan) else None
 
 
+def check_untransformed(model: nn.Module) -> None:
+    """Raise when a model carries a plan already."""
+    if get_plan(model) is not None:
+        raise PlanError("this model has been transformed already; pcn.fold_(model) brings its plain layers back")
+
+
 def set_plan_(model: nn.Module, plan: Plan | None) -> None:
     """Have a model carry a plan, through copies and pickles too, or none."""
     if plan is None:

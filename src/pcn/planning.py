@@ -11,12 +11,12 @@ from torch.utils._pytree import tree_leaves
 
 from pcn.config import PCNConfig
 from pcn.dropping import plan_outputs
-from pcn.errors import PlanError, TraceError
+from pcn.errors import TraceError
 from pcn.example import Example, device_of
 from pcn.graph import ChannelGraph, trace
 from pcn.keep import Request
 from pcn.layers import transformable_layers, unwrap
-from pcn.plan import LayerPlan, Plan, get_plan
+from pcn.plan import LayerPlan, Plan, check_untransformed
 from pcn.ranks import rank_layers
 from pcn.statistics import Statistics
 
@@ -37,8 +37,7 @@ def make_plan(
     """
     model = unwrap(model)
     config = config or PCNConfig()
-    if get_plan(model) is not None:
-        raise PlanError("this model has been transformed already; pcn.fold_(model) brings its plain layers back")
+    check_untransformed(model)
     found = list(transformable_layers(model))
     config.check_names(name for name, _, _ in found)
     if example is None:

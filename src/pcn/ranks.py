@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from pcn.config import ExplainedVariance, LayerRule, PCNConfig, RankRule, SpectrumLike, Threshold, as_rank_rule
+from pcn.config import ExplainedVariance, Fixed, LayerRule, PCNConfig, RankRule, SpectrumLike, Threshold, as_rank_rule
 from pcn.errors import ConfigError, PlanError
 from pcn.graph import ChannelGraph
 from pcn.layers import canonical_weight, groups_of, layer_type
@@ -87,22 +87,23 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         reason = NO_RANK
     elif reason is not None and exact and config.excludes(layer.name) is None and rule.rank is not None:
         raise ConfigError(f"{layer.name!r} is asked for a rank but must be left alone: {reason}")
-    if reason is not None or rule.rank is None:
-        return replace(layer, reason=reason)
-    width = layer.in_features // layer.groups
-    if isinstance(rule.rank, int) and rule.rank > width and not config.mentions(layer.name):
-        return replace(layer, reason=f"its input has {width} dimensions, fewer than the rank {rule.rank}")
-    rank, note = _rank(layer.name, as_rank_rule(rule.rank), _spectrum(layer, width, stats), config.multiple_of)
-    planned = replace(
+    layer = replace(
         layer,
-        rank=rank,
-        note=note,
         order=rule.order or config.order,
         train_basis=config.train_basis,
         keep_dropped=config.keep_dropped,
-        activation=None if stats is None else stats.layers[layer.name],
     )
-    if config.skip_larger and planned.stored_after >= planned.trainable_before:
+    if reason is not None or rule.rank is None:
+        return replace(layer, reason=reason)
+    width = layer.in_features // layer.groups
+    wish = as_rank_rule(rule.rank)
+    if isinstance(wish, Fixed) and wish.count > width and not config.mentions(layer.name):
+        return replace(layer, reason=f"its input has {width} dimensions, fewer than the rank {wish.count}")
+    rank, note = _rank(layer.name, wish, _spectrum(layer, width, stats), config.multiple_of)
+    if note is None and stats is not None and stats.samples(layer.name) <= width:
+        note = f"{stats.samples(layer.name)} samples of {width} inputs: more samples may show more directions"
+    planned = replace(layer, rank=rank, note=note, activation=None if stats is None else stats.layers[layer.name])
+    if config.skip_larger and not exact and planned.stored_after >= planned.trainable_before:
         why = f"rank {rank} of {width} would not make it smaller, the basis included (skip_larger=False insists)"
         return replace(layer, reason=why)
     return planned

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -12,7 +15,7 @@ from pcn.edit import Edit, Swap, reshaping, transforming
 from pcn.errors import PlanError
 from pcn.example import Example
 from pcn.layers import unwrap
-from pcn.optimizer import check_optimizer, follow_
+from pcn.optimizer import check_holds, check_optimizer, follow_
 from pcn.plan import Plan, get_plan, set_plan_
 from pcn.skeleton import sync_sizes_
 from pcn.statistics import Statistics
@@ -37,23 +40,47 @@ def apply_plan_(
     copies = [base] if ema is None else [base, averaged(ema)]
     if optimizer is not None:
         check_optimizer(optimizer, strict=strict)
-    edits = [transforming(plan, module, stats) for module in copies]
+    with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode could not be trained
+        edits = [transforming(plan, module, stats) for module in copies]
+    if optimizer is not None:
+        check_holds(optimizer, edits[0].replaced)
     with ExitStack() as undo:
         for module, edit in zip(copies, edits, strict=True):
             undo.callback(commit_(module, edit, plan))
         if check and stats.example is not None:
-            _check_runs(base, stats.example)
+            names = [layer.name for layer in plan.transformed]
+            _check_runs(base, stats.example, dict(zip([old for old, _ in edits[0].swaps], names, strict=True)))
         if optimizer is not None:
             follow_(optimizer, edits[0].replaced)
         undo.pop_all()
 
 
-def _check_runs(model: nn.Module, example: Example) -> None:
+def _check_runs(model: nn.Module, example: Example, replaced: dict[nn.Module, str]) -> None:
+    """Run the changed model; an old layer that is called all the same is held somewhere that we cannot see."""
+    called: list[str] = []
     try:
-        with untouched(model, eval_mode=True):
+        with untouched(model, eval_mode=True), ExitStack() as hooks:
+            for old, name in replaced.items():
+                _watch_(old, partial(called.append, name), hooks)
             example.call(model)
     except Exception as error:
         raise PlanError(f"the transformed model does not run, so the model was put back as it was: {error}") from error
+    if called:
+        raise PlanError(
+            f"the model still calls the old {called[0]!r}, which it also holds outside its submodules (in a list, "
+            "say), so it was put back as it was; hold layers in an nn.ModuleList, or exclude this one"
+        )
+
+
+def _watch_(old: nn.Module, told: Callable[[], None], stack: ExitStack) -> None:
+    """Have a replaced layer tell when it is called; its hooks cannot, as they are its successor's too."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        told()
+        return type(old).forward(old, *args, **kwargs)
+
+    old.__dict__["forward"] = forward
+    stack.callback(old.__dict__.pop, "forward")
 
 
 def averaged(ema: nn.Module) -> nn.Module:
@@ -76,8 +103,9 @@ def commit_(model: nn.Module, edit: Edit, plan: Plan | None) -> Callable[[], Non
     with ExitStack() as undo:
         _swap_layers_(model, edit.swaps, undo)
         _swap_tensors_(model, edit.cut, undo)
-        undo.callback(set_plan_, model, get_plan(model))
-        set_plan_(model, plan)
+        if plan is None or edit.swaps or edit.cut:  # a plan that changes nothing leaves nothing to carry
+            undo.callback(set_plan_, model, get_plan(model))
+            set_plan_(model, plan)
         return undo.pop_all().close
 
 

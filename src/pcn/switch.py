@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,7 +15,7 @@ from pcn.budget import Budget, fit_budget
 from pcn.config import PCNConfig
 from pcn.errors import ConfigError
 from pcn.example import Forward
-from pcn.plan import Plan, get_plan
+from pcn.plan import Plan, check_untransformed, get_plan
 from pcn.planning import make_plan
 from pcn.statistics import Statistics, analyze
 
@@ -93,16 +94,17 @@ class Switch:
     """Turns a model into its principal component network at the right moment of a training loop, once.
 
     >>> model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
-    >>> switch = Switch(model, config=PCNConfig(rank=16), at=2)
+    >>> switch = Switch(model, None, PCNConfig(rank=16), at=2)  # give your optimizer in place of None
     >>> import torch
     >>> [switch.step(epoch, [torch.randn(128, 8)]) is not None for epoch in (1, 2, 3)]
     [False, True, False]
     """
 
     model: nn.Module
-    optimizer: Optimizer | None = None
-    config: PCNConfig | Budget | None = None
+    optimizer: Optimizer | None
+    config: PCNConfig | None = None
     at: int | SwitchRule = 1
+    params: int | float | None = None  # a budget of trainable parameters, as for compress_
     ema: nn.Module | None = None
     forward: Forward | None = None
     strict: bool = False
@@ -123,6 +125,8 @@ class Switch:
         if self.plan is not None:
             return None
         if accuracy is not None:
+            if not math.isfinite(accuracy):
+                raise ConfigError(f"accuracy={accuracy!r} after epoch {epoch}: give a finite number")
             self._accuracies.append(float(accuracy))
         elif isinstance(self.at, AccuracySlows):
             raise ConfigError("AccuracySlows needs accuracy=..., the validation accuracy after this epoch")
@@ -132,10 +136,19 @@ class Switch:
 
     def now(self, batches: Iterable[Any]) -> Plan:
         """Switch at once."""
-        exclude = self.config.exclude if isinstance(self.config, PCNConfig) else ()
-        stats = analyze(self.model, batches, forward=self.forward, exclude=exclude)
-        config = fit_budget(self.model, stats, self.config) if isinstance(self.config, Budget) else self.config
+        check_untransformed(self.model)
+        config = self.config or PCNConfig()
+        stats = analyze(self.model, batches, forward=self.forward, exclude=config.exclude)
+        if self.params is not None:
+            config = fit_budget(self.model, stats, Budget(self.params), config)
         plan = make_plan(self.model, stats, config)
         plan.apply_(self.model, stats, optimizer=self.optimizer, ema=self.ema, strict=self.strict)
         self.plan, self.statistics = plan, stats
         return plan
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs beside the model, which carries its plan itself."""
+        return {"accuracies": list(self._accuracies)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._accuracies = [float(value) for value in state["accuracies"]]

@@ -327,9 +327,11 @@ def test_empty_inputs_count_nothing():
         analyze(model, [torch.randn(0, 4)])
 
 
-def test_errors_of_the_model_are_its_own():
-    with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        analyze(nn.Sequential(nn.Linear(4, 4)), [torch.randn(3, 5)])
+def test_an_error_of_the_model_says_how_it_was_called():
+    message = r"batch 1, called as model\(float32\[3, 5\]\): RuntimeError: .*cannot be multiplied.*forward="
+    with pytest.raises(StatisticsError, match=message) as raised:
+        analyze(nn.Sequential(nn.Linear(4, 4)), [torch.randn(3, 4), torch.randn(3, 5)])
+    assert isinstance(raised.value.__cause__, RuntimeError)
 
 
 class TestSketches:

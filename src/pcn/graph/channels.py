@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor, nn
 
-from pcn.example import Example
+from pcn.example import Example, device_of
 from pcn.graph.atoms import Atoms
 from pcn.graph.trace import capture
 from pcn.graph.walk import Passed, Walk
@@ -31,17 +32,14 @@ class ChannelGraph:
     norm_after: dict[str, str] = field(default_factory=dict)  # layer -> the batch norm that alone reads its output
     directly_read: dict[str, str] = field(default_factory=dict)  # layer -> who uses its weight without calling it
 
-    def readers(self) -> dict[str, tuple[str, ...]]:
-        """Group the layers that read the same activations: activation names -> layers."""
-        groups: dict[str, list[str]] = {}
-        for layer, activations in self.reads.items():
-            groups.setdefault(" ".join(activations), []).append(layer)
-        return {key: tuple(layers) for key, layers in groups.items()}
 
+def trace(model: nn.Module, example: Any) -> ChannelGraph:
+    """Capture a model's graph and find which of its channels belong together; the model stays as it is.
 
-def trace(model: nn.Module, example: Example) -> ChannelGraph:
-    """Capture a model's graph and find which of its channels belong together; the model stays as it is."""
+    ``example`` is a batch as :func:`pcn.analyze` takes it, or an Example.
+    """
     model = unwrap(model)
+    example = example if isinstance(example, Example) else Example.of(example, device=device_of(model))
     atoms = Atoms()
 
     def fresh(name: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import operator
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ def _quiet() -> Iterator[None]:
     for log in logs:
         log.disabled = True
     try:
-        with warnings.catch_warnings():
+        # torch.export prints the graph of a failed capture.
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -142,7 +142,7 @@ class Walk:
         module = self.model.get_submodule(owner)
         layer = self.names[id(module)]
         if module is not self.model.get_submodule(who):
-            self.atoms.pin_all(weight, f"{who!r} uses its weight without calling it")
+            self.atoms.pin_all(weight, f"{who or type(self.model).__name__!r} uses its weight without calling it")
             return
         if layer_type(module) is None:
             self.atoms.pin_all(weight, f"{layer!r} reads it, and {type(module).__name__} cannot be transformed")

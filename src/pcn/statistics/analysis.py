@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from pcn.config import matches
-from pcn.errors import ConfigError, StatisticsError, suggest
+from pcn.errors import ConfigError, PCNError, StatisticsError, suggest
 from pcn.example import Example, Forward, device_of
 from pcn.layers import transformable_layers, unwrap
 from pcn.statistics.collect import Collector, Sampling
@@ -76,9 +76,9 @@ def _one_pass(model: nn.Module, batches: Iterable[Any], forward: Forward | None,
     device = device_of(model)
     first = None
     with collector.watching():
-        for batch in batches:
+        for number, batch in enumerate(batches):
             example = Example.of(batch, forward, device)
-            example.call(model)
+            _run(model, example, number)
             collector.end_batch()
             if first is None:
                 first = example.with_inputs(tree_map_only(Tensor, torch.Tensor.detach, example.inputs))
@@ -87,6 +87,18 @@ def _one_pass(model: nn.Module, batches: Iterable[Any], forward: Forward | None,
         raise StatisticsError("there was no batch: a data loader that was iterated before may be used up")
     collector.check_finite()
     return first
+
+
+def _run(model: nn.Module, example: Example, number: int) -> None:
+    try:
+        example.call(model)
+    except PCNError:
+        raise
+    except Exception as error:
+        raise StatisticsError(
+            f"the model failed on batch {number}, called as {example}: {type(error).__name__}: {error}; "
+            "give an iterable of batches, and forward=lambda model, batch: ... where the model is called otherwise"
+        ) from error
 
 
 def _refine(

@@ -11,7 +11,7 @@ from torch import Tensor
 from pcn.statistics.blocks import working_precision
 
 MAX_PIECE = 64 * 2**20  # numbers in one temporary: 256 MB in fp32
-CPU_PIECE = 2**20  # on a CPU a piece stays in the cache between one operation and the next
+CPU_PIECE = 2**22  # on a CPU a piece stays near the cache, yet is worth waking all threads for
 LONGEST_SUM = 8192  # samples that are summed up in fp32 before fp64 takes over
 PILOT_SAMPLES = 8192
 SMALL_MEAN = 4.0  # relative to the spread: up to here squares lose no more than four bits to the mean

@@ -56,7 +56,9 @@ def _row(statistics: Statistics, name: str, rule: RankRule) -> _Row:
         directions = max(1, min(width, rule.rank(statistics.spectrum(name))))
     except StatisticsError as error:
         return _Row(name, shown, "?", shape.trainable, 0, str(error).removeprefix(f"{name!r}: "))
-    saved = max(0, shape.trainable - shape.trainable_with(directions))
+    # With its basis the layer may be larger than before, and is then left alone by default.
+    grows = shape.trainable_with(directions) + shape.inputs * (directions + 1) >= shape.trainable
+    saved = 0 if grows else shape.trainable - shape.trainable_with(directions)
     return _Row(name, shown, f"{directions:,}", shape.trainable, saved)
 
 
