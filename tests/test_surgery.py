@@ -413,8 +413,10 @@ def test_a_plan_that_changes_nothing_leaves_the_model_free() -> None:
     model, x = Mlp(), vectors()
     plan, stats = prepared(model, x, PCNConfig(rank=None))
     plan.apply_(model, stats)
-    assert get_plan(model) is None
-    assert transform_(model, x, SMALL).transformed
+    assert get_plan(model) == plan
+    again = transform_(model, x, SMALL)
+    assert again.transformed
+    assert get_plan(model) == again
 
 
 def test_what_is_made_in_inference_mode_can_be_trained() -> None:

@@ -210,8 +210,9 @@ def get_plan(model: nn.Module) -> Plan | None:
 
 
 def check_untransformed(model: nn.Module) -> None:
-    """Raise when a model carries a plan already."""
-    if get_plan(model) is not None:
+    """Raise when a plan has changed a model already."""
+    plan = get_plan(model)
+    if plan is not None and (plan.slices or any(layer.changed for layer in plan.layers.values())):
         raise PlanError("this model has been transformed already; pcn.fold_(model) brings its plain layers back")
 
 

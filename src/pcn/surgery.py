@@ -103,9 +103,8 @@ def commit_(model: nn.Module, edit: Edit, plan: Plan | None) -> Callable[[], Non
     with ExitStack() as undo:
         _swap_layers_(model, edit.swaps, undo)
         _swap_tensors_(model, edit.cut, undo)
-        if plan is None or edit.swaps or edit.cut:  # a plan that changes nothing leaves nothing to carry
-            undo.callback(set_plan_, model, get_plan(model))
-            set_plan_(model, plan)
+        undo.callback(set_plan_, model, get_plan(model))
+        set_plan_(model, plan)
         return undo.pop_all().close
 
 
