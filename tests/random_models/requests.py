@@ -51,7 +51,8 @@ def _config(c: Choices, model: nn.Module, ranks: Sequence[Rank], keep: KeepOutpu
     layers, exclude = {}, []
     if patterns:
         for _ in range(c.below(3)):
-            layers[c.pick(patterns)] = LayerRule(rank=c.pick(ranks), keep_outputs=_keep(c), order=_order(c))
+            rank = None if c.chance(20) else c.pick(ranks)
+            layers[c.pick(patterns)] = LayerRule(rank, keep_outputs=_keep(c), order=_order(c))
         if c.chance(30):
             exclude.append(c.pick(patterns))
     return PCNConfig(c.pick(ranks), keep, layers, tuple(exclude), c.pick(ORDERS), skip_larger=False)
