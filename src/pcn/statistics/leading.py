@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pcn.statistics.krylov import BLOCK, Apply, Enough, Krylov, block_size, random_rows
+from pcn.statistics.krylov import Apply, Enough, Krylov, block_size, random_rows
 from pcn.statistics.moments import Moments
 from pcn.statistics.pieces import exact_products
 from pcn.statistics.samples import Samples
@@ -15,6 +15,7 @@ from pcn.statistics.samples import Samples
 TOLERANCE = 1e-5
 ROUGH_TOLERANCE = 1e-4  # here fp32 products have done their part, and fp64 ones go on
 ROUGH_FLOOR = 1e-6
+SPARE = 8  # directions beyond those asked for: with them the last of those converge as fast as the first
 
 
 class Leading:
@@ -34,7 +35,7 @@ class Leading:
             found = self._rough.until(enough, limit)
             if found is None:
                 return None
-            start = self._rough.leading(len(found[0]) + BLOCK)
+            start = self._rough.leading(len(found[0]) + SPARE)
             self._fine = self._fine_solver(start)
         elif self._fine is None:
             self._fine = self._fine_solver(self._start)
@@ -47,11 +48,11 @@ class Leading:
 
 
 def _fp32_products(samples: Samples, group: int) -> Apply:
-    centred = torch.cat(list(samples.centred(group, torch.float32)))
+    centred = samples.centred(group, torch.float32)
     degrees = samples.degrees
 
     def apply(rows: Tensor) -> Tensor:
         with exact_products(rows.device):
-            return ((rows.float() @ centred.T) @ centred).to(rows.dtype) / degrees
+            return ((centred @ rows.float().T).T @ centred).to(rows.dtype) / degrees
 
     return apply

@@ -48,25 +48,41 @@ class Samples(Moments):
         """The samples as blocks for other moments to take in."""
         return [as_block(rows, LINEAR, self.groups) for rows in self.parts]
 
-    def centred(self, group: int, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
-        """Yield one group's samples minus their mean, (n, w), in pieces that stay in the cache."""
+    def centred(self, group: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        """One group's samples minus their mean, (n, w)."""
+        whole = self.total.new_empty(self.count, self.width, dtype=dtype)
+        start = 0
+        for rows in self._rows(group):
+            self._centre(rows, group, out=whole[start : start + len(rows)])
+            start += len(rows)
+        return whole
+
+    def pieces(self, group: int) -> Iterator[Tensor]:
+        """Yield the same in pieces that stay in the cache; each is gone when the next one comes."""
+        room = self.total.new_empty(max(1, PIECE // self.width), self.width)
+        for rows in self._rows(group):
+            for piece in rows.split(len(room)):
+                yield self._centre(piece, group, out=room[: len(piece)])
+
+    def _rows(self, group: int) -> Iterator[Tensor]:
         channels = slice(group * self.width, (group + 1) * self.width)
-        mean = self.mean()[group].to(dtype)
-        for rows in self.parts:
-            for piece in rows[:, channels].split(max(1, PIECE // self.width)):
-                yield torch.sub(piece.to(mean.device), mean).to(dtype)
+        return (rows[:, channels] for rows in self.parts)
+
+    def _centre(self, rows: Tensor, group: int, out: Tensor) -> Tensor:
+        # Into memory that is there already: new pages cost more than the products that follow.
+        return out.copy_(rows).sub_(self.mean()[group].to(out.dtype))
 
     def mean(self) -> Tensor:
         return (self.total / self.count).view(self.groups, self.width)
 
     def variances(self) -> Tensor:
-        squares = [sum(piece.square().sum(0) for piece in self.centred(group)) for group in range(self.groups)]
+        squares = [sum(piece.square().sum(0) for piece in self.pieces(group)) for group in range(self.groups)]
         return torch.stack([torch.as_tensor(square) for square in squares]) / self.degrees
 
     def apply(self, rows: Tensor, group: int) -> Tensor:
         product = torch.zeros_like(rows)
-        for piece in self.centred(group):
-            product += (rows @ piece.T) @ piece
+        for piece in self.pieces(group):
+            product.addmm_(rows @ piece.T, piece)
         return product / self.degrees
 
     def covariance(self) -> Tensor:

@@ -101,10 +101,7 @@ class Spectrum:
             return pairs
         self._is_whole, self._solvers = True, []
         if isinstance(moments, Samples):
-            return [
-                eigen.from_rows(torch.cat(list(moments.centred(group))), moments.degrees)
-                for group in range(self.groups)
-            ]
+            return [eigen.from_rows(moments.centred(group), moments.degrees) for group in range(self.groups)]
         return list(zip(*eigen.full(moments.covariance()), strict=True))
 
     def _leading(self, question: Question, limit: int) -> list[Pair] | None:
