@@ -67,7 +67,8 @@ def main() -> None:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             result = pool.submit(run, name, setting).result()
         print(json.dumps({name: result}, indent=2))
-        save(given.out, name, setting.device.type, result)
+        trained = name == "leading" and setting.data is not None
+        save(given.out, "leading_trained" if trained else name, setting.device.type, result)
 
 
 def run(name: str, setting: Setting) -> dict[str, Any]:
