@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from pcn.errors import PlanError
+from pcn.bases import Bases, Basis, kept_inputs
 from pcn.fit import check_fits, tensors_of
 from pcn.layers import LAYER_TYPES, canonical_weight
 from pcn.nn import PCModule, empty_like
 from pcn.optimizer import Replaced, carry_cut, carry_projected
 from pcn.plan import LayerPlan, Plan
-from pcn.statistics import Statistics
 from pcn.transform import dropped_part, reader_transform, select_inputs
 
 Swap = tuple[nn.Module, nn.Module]  # the old layer and the new one
@@ -28,13 +27,13 @@ class Edit:
     replaced: list[Replaced] = field(default_factory=list)  # what an optimizer has to know
 
 
-def transforming(plan: Plan, model: nn.Module, stats: Statistics) -> Edit:
+def transforming(plan: Plan, model: nn.Module, bases: Bases) -> Edit:
     """Make the layers of a plan with their weights in the new coordinates."""
     check_fits(plan, model)
     edit = Edit(cut=_cut_tensors(plan, model))
     for layer in plan.transformed:
         old = model.get_submodule(layer.name)
-        new = _transformed(plan, layer, old, stats)
+        new = _transformed(plan, layer, old, bases[layer.name])
         edit.swaps.append((old, new))
         edit.replaced += _replacements(plan, layer, old, new)
     tensors = tensors_of(model)
@@ -78,32 +77,19 @@ def _replacements(plan: Plan, layer: LayerPlan, old: nn.Module, new: PCModule) -
     return [Replaced(old.weight, new.weight, carry, bias), Replaced(bias, new.bias, carry_bias, gained=basis)]
 
 
-def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:
-    """The inputs of a layer that are left, counted over all groups, or None for all."""
-    kept = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].in_dim)
-    if kept is None:
-        return None
-    width = layer.in_features // layer.groups
-    return (torch.arange(layer.groups)[:, None] * width + torch.tensor(kept)).flatten()
-
-
-def _transformed(plan: Plan, layer: LayerPlan, module: nn.Module, stats: Statistics) -> PCModule:
+def _transformed(plan: Plan, layer: LayerPlan, module: nn.Module, basis: Basis) -> PCModule:
     """Make the principal component layer with its weights, from the plain one, which is not touched."""
-    assert layer.rank is not None
     weight, bias = _kept_rows(plan, layer, module)
     kept = kept_inputs(plan, layer)
-    block = None
-    if kept is not None and layer.order == "kept_block":
-        block = stats.block_basis(layer.name, kept, layer.rank)
-    mean = stats.mean(layer.name)
-    if len(mean) != layer.in_features:
-        raise PlanError(
-            f"the statistics of {layer.name!r} are of {len(mean)} inputs, the layer has {layer.in_features}: "
-            "apply the plan with the statistics that it was made from"
-        )
-    basis = stats.basis(layer.name, layer.rank)
     projected = reader_transform(
-        weight, bias, mean, basis, kept=kept, order=layer.order, groups=layer.groups, block_basis=block
+        weight,
+        bias,
+        basis.mean,
+        basis.directions,
+        kept=kept,
+        order=layer.order,
+        groups=layer.groups,
+        block_basis=basis.block,
     )
     if layer.keep_dropped:
         lost = dropped_part(select_inputs(weight, kept, layer.groups), projected.weight, projected.basis, layer.groups)

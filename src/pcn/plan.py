@@ -172,9 +172,11 @@ class Plan:
         follows. The state of optimizers other than SGD, Adam and AdamW starts afresh with a warning, or is refused
         when ``strict``.
         """
+        from pcn.bases import find_bases
         from pcn.surgery import apply_plan_
 
-        apply_plan_(self, model, stats, optimizer=optimizer, ema=ema, strict=strict, check=check)
+        example = stats.example if check else None
+        apply_plan_(self, model, find_bases(self, stats), example=example, optimizer=optimizer, ema=ema, strict=strict)
         return self
 
     def reshape_(self, model: nn.Module) -> Plan:

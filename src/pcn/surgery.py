@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pcn.bases import Bases
 from pcn.edit import Edit, Swap, reshaping, transforming
 from pcn.errors import PlanError
 from pcn.example import Example
@@ -18,38 +19,37 @@ from pcn.layers import unwrap
 from pcn.optimizer import check_holds, check_optimizer, follow_
 from pcn.plan import Plan, get_plan, set_plan_
 from pcn.skeleton import sync_sizes_
-from pcn.statistics import Statistics
 from pcn.untouched import untouched
 
 
 def apply_plan_(
     plan: Plan,
     model: nn.Module,
-    stats: Statistics,
+    bases: Bases,
     *,
+    example: Example | None = None,
     optimizer: Optimizer | None = None,
     ema: nn.Module | None = None,
     strict: bool = False,
-    check: bool = True,
 ) -> None:
     """Transform the model, its averaged copy and its optimizer: all or nothing.
 
-    With ``check`` the model then runs on the statistics' example, and everything is put back if it fails.
+    With an ``example`` the model then runs on it, and everything is put back if it fails.
     """
     base = unwrap(model)
     copies = [base] if ema is None else [base, averaged(ema)]
     if optimizer is not None:
         check_optimizer(optimizer, strict=strict)
     with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode could not be trained
-        edits = [transforming(plan, module, stats) for module in copies]
+        edits = [transforming(plan, module, bases) for module in copies]
     if optimizer is not None:
         check_holds(optimizer, edits[0].replaced)
     with ExitStack() as undo:
         for module, edit in zip(copies, edits, strict=True):
             undo.callback(commit_(module, edit, plan))
-        if check and stats.example is not None:
+        if example is not None:
             names = [layer.name for layer in plan.transformed]
-            _check_runs(base, stats.example, dict(zip([old for old, _ in edits[0].swaps], names, strict=True)))
+            _check_runs(base, example, dict(zip([old for old, _ in edits[0].swaps], names, strict=True)))
         if optimizer is not None:
             follow_(optimizer, edits[0].replaced)
         undo.pop_all()

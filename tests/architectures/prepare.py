@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import pcn
 from architectures.architecture import Architecture, Batch
-from pcn.edit import kept_inputs
+from pcn.bases import kept_inputs
 from pcn.layers import LAYER_TYPES
 
 
