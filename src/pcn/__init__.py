@@ -28,13 +28,14 @@ from pcn.plain import to_plain
 from pcn.plan import LayerPlan, Plan, get_plan
 from pcn.planning import make_plan
 from pcn.statistics import Statistics, analyze
-from pcn.switch import AccuracySlows, AfterEpoch, Switch
+from pcn.switching import AccuracySlows, AfterEpoch, AfterStep, SubspacesSettle, Switch, recalibrate_
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AccuracySlows",
     "AfterEpoch",
+    "AfterStep",
     "Budget",
     "ChannelGraph",
     "ConfigError",
@@ -53,6 +54,7 @@ __all__ = [
     "RankRule",
     "Statistics",
     "StatisticsError",
+    "SubspacesSettle",
     "Switch",
     "Threshold",
     "TraceError",
@@ -63,6 +65,7 @@ __all__ = [
     "get_plan",
     "load",
     "make_plan",
+    "recalibrate_",
     "save",
     "to_plain",
     "trace",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -36,12 +37,7 @@ def transforming(plan: Plan, model: nn.Module, bases: Bases) -> Edit:
         new = _transformed(plan, layer, old, bases[layer.name])
         edit.swaps.append((old, new))
         edit.replaced += _replacements(plan, layer, old, new)
-    tensors = tensors_of(model)
-    for name, dims in plan.slices.items():
-        old_tensor, new_tensor = edit.cut.get(id(tensors[name]), (None, None))
-        if isinstance(old_tensor, nn.Parameter) and isinstance(new_tensor, nn.Parameter):
-            cuts = {dim: cut.kept for dim, cut in dims.items()}
-            edit.replaced.append(Replaced(old_tensor, new_tensor, carry_cut(cuts)))
+    edit.replaced += _cut_parameters(plan, model, edit)
     return edit
 
 
@@ -55,7 +51,17 @@ def reshaping(plan: Plan, model: nn.Module, *, empty: bool = False) -> Edit:
         if not empty and not new.weight.is_meta:
             new.reset_parameters()
         edit.swaps.append((old, new))
+        edit.replaced += _replacements(plan, layer, old, new)
+    edit.replaced += _cut_parameters(plan, model, edit)
     return edit
+
+
+def _cut_parameters(plan: Plan, model: nn.Module, edit: Edit) -> Iterator[Replaced]:
+    tensors = tensors_of(model)
+    for name, dims in plan.slices.items():
+        old, new = edit.cut.get(id(tensors[name]), (None, None))
+        if isinstance(old, nn.Parameter) and isinstance(new, nn.Parameter):
+            yield Replaced(old, new, carry_cut({dim: cut.kept for dim, cut in dims.items()}))
 
 
 def _replacements(plan: Plan, layer: LayerPlan, old: nn.Module, new: PCModule) -> list[Replaced]:

@@ -84,14 +84,16 @@ def check_holds(optimizer: Optimizer, replaced: list[Replaced]) -> None:
         )
 
 
-def follow_(optimizer: Optimizer, replaced: list[Replaced]) -> None:
+def follow_(optimizer: Optimizer, replaced: list[Replaced], *, carry: bool = True) -> None:
     """Put the new parameters into the old ones' groups and give them the state that they would have had.
+
+    With ``carry=False`` they start without state.
 
     A gained bias stands behind its weight, with that group's learning rate and decay, and starts without state.
     """
     by_old = {id(change.old): change for change in replaced}
     moved: dict[Tensor, State] = {}
-    if isinstance(optimizer, CARRIED):
+    if carry and isinstance(optimizer, CARRIED):
         for change in replaced:
             if state := optimizer.state.get(change.old):
                 moved[change.new] = _carried(change, state, _state(optimizer, change.old_bias))

@@ -89,13 +89,29 @@ def averaged(ema: nn.Module) -> nn.Module:
     return unwrap(inner if isinstance(inner, nn.Module) else ema)
 
 
-def reshape_(plan: Plan, model: nn.Module, *, empty: bool = False) -> Callable[[], None]:
+def reshape_(
+    plan: Plan,
+    model: nn.Module,
+    *,
+    optimizer: Optimizer | None = None,
+    ema: nn.Module | None = None,
+    empty: bool = False,
+) -> Callable[[], None]:
     """Give the model the plan's architecture, with random weights in transformed layers; return how to undo it.
 
-    With ``empty`` their tensors hold nothing yet.
+    An optimizer gets the new parameters without any state, and an averaged copy the same architecture: their own saved
+    states fit afterwards. With ``empty`` the tensors of transformed layers hold nothing yet.
     """
-    base = unwrap(model)
-    return commit_(base, reshaping(plan, base, empty=empty), plan)
+    copies = [unwrap(model)] if ema is None else [unwrap(model), averaged(ema)]
+    edits = [reshaping(plan, module, empty=empty) for module in copies]
+    if optimizer is not None:
+        check_holds(optimizer, edits[0].replaced)
+    with ExitStack() as undo:
+        for module, edit in zip(copies, edits, strict=True):
+            undo.callback(commit_(module, edit, plan))
+        if optimizer is not None:
+            follow_(optimizer, edits[0].replaced, carry=False)
+        return undo.pop_all().close
 
 
 def commit_(model: nn.Module, edit: Edit, plan: Plan | None) -> Callable[[], None]:

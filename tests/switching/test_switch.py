@@ -12,7 +12,7 @@ from torch import nn
 
 import pcn
 from pcn.nn import PCModule
-from pcn.switch import Progress
+from pcn.switching import Progress
 
 
 def network() -> nn.Sequential:
@@ -41,7 +41,7 @@ def train(epochs: int, **options: object) -> tuple[nn.Module, list[int], list[fl
         schedule.step()
         losses.append(loss.item())
         accuracy = (model(inputs).argmax(1) == labels).float().mean().item()
-        if switch.step(epoch, [inputs], accuracy=accuracy) is not None:
+        if switch.after_epoch(epoch, [inputs], accuracy=accuracy) is not None:
             switched.append(epoch)
     return model, switched, losses
 
@@ -72,19 +72,19 @@ def test_the_heuristic_does_not_depend_on_the_unit_of_accuracy(seen: list[float]
     rises = [b - a for a, b in pairwise(seen)]
     if len(rises) >= 2 and abs(rises[-1] - share * max(rises[:-1])) > 1e-9 * 100 and abs(max(rises[:-1])) > 1e-9:
         scaled = tuple(unit * value for value in seen)
-        assert rule.due(Progress(len(seen), tuple(seen))) == rule.due(Progress(len(seen), scaled))
+        assert rule.due(Progress(len(seen), accuracies=tuple(seen))) == rule.due(Progress(len(seen), accuracies=scaled))
     elif len(rises) < 2:
-        assert not rule.due(Progress(len(seen), tuple(seen)))
+        assert not rule.due(Progress(len(seen), accuracies=tuple(seen)))
 
 
 def test_a_resumed_model_does_not_switch_again() -> None:
     model = network()
     inputs, _ = data()
-    plan = pcn.Switch(model, None, config=pcn.PCNConfig(rank=12), at=1).step(1, [inputs])
+    plan = pcn.Switch(model, None, config=pcn.PCNConfig(rank=12), at=1).after_epoch(1, [inputs])
     resumed = network()
     plan.reshape_(resumed)
     resumed.load_state_dict(model.state_dict())
-    assert pcn.Switch(resumed, None, config=pcn.PCNConfig(rank=12), at=1).step(2, [inputs]) is None
+    assert pcn.Switch(resumed, None, config=pcn.PCNConfig(rank=12), at=1).after_epoch(2, [inputs]) is None
 
 
 @pytest.mark.parametrize("at", [-1, True, 1.5, "late"])
@@ -95,13 +95,13 @@ def test_a_moment_that_is_none_is_refused(at: object) -> None:
 
 def test_the_heuristic_asks_for_the_accuracy_that_it_needs() -> None:
     with pytest.raises(pcn.ConfigError, match="accuracy="):
-        pcn.Switch(network(), None, at=pcn.AccuracySlows()).step(1, [])
+        pcn.Switch(network(), None, at=pcn.AccuracySlows()).after_epoch(1, [])
 
 
 def test_a_run_resumed_before_the_switch_remembers_the_accuracies() -> None:
     def switches(accuracies: list[float], switch: pcn.Switch) -> list[bool]:
         batches = [torch.randn(64, 8)]
-        return [switch.step(n, batches, accuracy=a) is not None for n, a in enumerate(accuracies, 1)]
+        return [switch.after_epoch(n, batches, accuracy=a) is not None for n, a in enumerate(accuracies, 1)]
 
     first = pcn.Switch(network(), None, pcn.PCNConfig(rank=12), at=pcn.AccuracySlows())
     assert not any(switches([40.0, 60.0], first))
@@ -112,4 +112,4 @@ def test_a_run_resumed_before_the_switch_remembers_the_accuracies() -> None:
 
 def test_an_accuracy_that_is_no_number_is_refused() -> None:
     with pytest.raises(pcn.ConfigError, match="finite"):
-        pcn.Switch(network(), None, at=3).step(1, [], accuracy=float("nan"))
+        pcn.Switch(network(), None, at=3).after_epoch(1, [], accuracy=float("nan"))
