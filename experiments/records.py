@@ -56,7 +56,9 @@ def provenance() -> Record:
 
 
 def commit() -> str | None:
-    """Name the commit of this checkout, or what PCN_COMMIT says where there is no repository."""
+    """Name the commit: what PCN_COMMIT says, which a copy without its history needs, or this checkout's own."""
+    if given := os.environ.get("PCN_COMMIT"):
+        return given
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     answer = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or os.environ.get("PCN_COMMIT")
+    return answer.stdout.strip() or None

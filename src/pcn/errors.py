@@ -34,6 +34,14 @@ class FileError(PCNError):
     """A saved model or plan is missing, damaged or not ours."""
 
 
+class DataError(PCNError):
+    """A data set is missing, damaged or of another kind."""
+
+
+class CheckpointError(FileError):
+    """A run's folder or checkpoint cannot be written, or does not belong to this run."""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest known name, or an empty string.
 

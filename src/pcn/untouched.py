@@ -51,7 +51,8 @@ def _same_buffers(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffers, name, buffer, values, version in kept:
                 buffers[name] = buffer
-                if version is None or _version(buffer) != version:
+                # cuDNN's batch norm writes without counting, so the values themselves are asked as well.
+                if version is None or _version(buffer) != version or not torch.equal(buffer, values):
                     buffer.copy_(values)
 
 

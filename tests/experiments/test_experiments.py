@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from pcn.cost import count
+from pcn.training.optimizers import learning_rate
+from pcn.training.requests import build_model
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -35,137 +37,81 @@ def folder(tmp_path: Path) -> Path:
     return target.parent
 
 
-@pytest.fixture
-def resnets(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def resnet_job(folder: Path, work: str, network: str = "resnet20", epochs: int = 3, **changes: object) -> object:
     import cifar10_resnets
 
-    monkeypatch.setattr(cifar10_resnets, "BATCH", 4)
-    return cifar10_resnets
-
-
-def resnet_job(resnets: ModuleType, folder: Path, work: str, network: str = "resnet20", epochs: int = 3) -> object:
-    return resnets.Job(
-        network=network,
-        seed=0,
-        epochs=epochs,
+    options = argparse.Namespace(
         data=folder,
         work=folder.parent / work,
+        epochs=epochs,
         checkpoint_every=1,
-        carry_state=False,
-        shared=False,
-        compiled=False,
-        deadline=math.inf,
+        carry_state=changes.pop("carry_state", False),
+        together=1,
+        eager=True,
     )
+    job = cifar10_resnets.make_job(network, 0, options, math.inf)
+    return dataclasses.replace(job, settings=dataclasses.replace(job.settings, batch=4), **changes)
 
 
-def test_missing_data_says_where_to_get_it(tmp_path: Path) -> None:
-    import cifar
+def test_the_schedule_is_the_papers_and_scales(folder: Path) -> None:
+    def rates(network: str, epochs: int, *ends: int) -> list[float]:
+        settings = resnet_job(folder, "work", network, epochs).settings
+        return [round(learning_rate(settings, end - 0.5), 6) for end in ends]
 
-    with pytest.raises(SystemExit, match=r"cifar-10-binary\.tar\.gz"):
-        cifar.find(tmp_path)
-
-
-def test_crops_are_parts_of_the_padded_image_or_of_its_mirror_image() -> None:
-    import cifar
-
-    pixels = torch.randint(1, 256, (20, 32, 32, 3), dtype=torch.uint8)
-    crops = cifar.cropped_and_flipped(pixels, torch.Generator().manual_seed(0))
-    mirrored = 0
-    for image, crop in zip(pixels, crops, strict=True):
-        found = {
-            flip: any(torch.equal(window, crop.flip(1) if flip else crop) for window in windows(image))
-            for flip in (False, True)
-        }
-        assert any(found.values())
-        mirrored += found[True]
-    assert 0 < mirrored < len(pixels)
+    assert rates("wide_resnet20-pcn1", 182, 1, 91, 92, 136, 137, 182) == [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
+    assert rates("wide_resnet20-pcn1", 60, 30, 31, 45, 46) == [0.1, 0.01, 0.01, 0.001]
+    assert rates("resnet110", 182, 1, 2, 92) == [0.01, 0.1, 0.01]
+    assert resnet_job(folder, "work", "wide_resnet20-pcn1", 182).settings.switch_at == "15"
+    assert resnet_job(folder, "work", "wide_resnet20-pcn1", 60).settings.switch_at == "5"
+    half = build_model(resnet_job(folder, "work", "wide_resnet20-half").settings)
+    assert count(half).trainable == 1_085_674
 
 
-def windows(image: torch.Tensor) -> Iterator[torch.Tensor]:
-    padded = torch.zeros(40, 40, 3, dtype=torch.uint8)
-    padded[4:36, 4:36] = image
-    return (padded[y : y + 32, x : x + 32] for y in range(9) for x in range(9))
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(folder: Path) -> None:
+    from runs import run
 
-
-def test_every_channel_is_standardised_over_the_training_split(folder: Path) -> None:
-    import cifar
-
-    data = cifar.load(folder, seed=0, standardise=True, device=CPU)
-    images = data.scale(data.train.pixels)
-    assert len(data.train) == 18
-    assert len(data.validation) == 2
-    assert images.is_contiguous(memory_format=torch.channels_last)
-    assert torch.allclose(images.mean((0, 2, 3)), torch.zeros(3), atol=1e-4)
-    assert torch.allclose(images.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-4)
-
-
-def test_an_epoch_depends_on_its_seed_alone(folder: Path) -> None:
-    import cifar
-
-    data = cifar.load(folder, seed=0, standardise=True, device=CPU)
-    first, again, other = (list(data.epoch(4, seed, augment=True, dtype=torch.float32)) for seed in (1, 1, 2))
-    assert len(first) == 4
-    assert all(torch.equal(a, b) for pair in zip(first, again, strict=True) for a, b in zip(*pair, strict=True))
-    assert not torch.equal(first[0][0], other[0][0])
-
-
-def test_the_schedule_is_the_papers_and_scales(resnets: ModuleType, folder: Path) -> None:
-    job = resnet_job(resnets, folder, "work", "wide_resnet20-pcn1", epochs=182)
-    rates = {epoch: round(job.learning_rate(epoch), 6) for epoch in (1, 91, 92, 136, 137, 182)}
-    assert rates == {1: 0.1, 91: 0.1, 92: 0.01, 136: 0.01, 137: 0.001, 182: 0.001}
-    assert job.switch_epoch == 15
-    short = dataclasses.replace(job, epochs=60)
-    assert short.switch_epoch == 5
-    assert [round(short.learning_rate(epoch), 6) for epoch in (30, 31, 45, 46)] == [0.1, 0.01, 0.01, 0.001]
-    assert count(resnets.build("wide_resnet20-half")).trainable == 1_085_674
-
-
-def test_a_run_that_was_stopped_ends_like_one_that_was_not(resnets: ModuleType, folder: Path) -> None:
-    whole = resnets.Run(resnet_job(resnets, folder, "whole"))
-    whole_record = whole.to_the_end()
-
-    stopped = resnets.Run(resnet_job(resnets, folder, "stopped"))
-    stopped.set_up()
-    stopped.train_epoch()
-    stopped.save(stopped.job.checkpoint)
-    resumed = resnets.Run(stopped.job)
-    assert resumed.progress.epoch == 1
-    resumed_record = resumed.to_the_end()
-
-    expected = whole.model.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in resumed.model.state_dict().items())
-    assert resumed_record["test_accuracy"] == whole_record["test_accuracy"]
-
-
-def test_out_of_time_leaves_a_checkpoint(resnets: ModuleType, folder: Path) -> None:
-    job = dataclasses.replace(resnet_job(resnets, folder, "late"), deadline=0.0)
-    assert resnets.run(job) is None
-    assert resnets.Run(job).to_the_end() is None
-    assert job.checkpoint.exists()
+    whole = run(resnet_job(folder, "whole"))
+    late = resnet_job(folder, "late", deadline=time.time() + 1e-3)
+    stops = 0
+    while (record := run(late)) is None:
+        stops += 1
+        late = dataclasses.replace(late, deadline=time.time() + 0.5)
+    assert stops >= 1
+    times = {"train_seconds", "setup_seconds", "switch_seconds", "energy_j"}
+    assert {k: v for k, v in record.items() if k not in times} == {k: v for k, v in whole.items() if k not in times}
+    weights = [
+        load_file(folder.parent / work / "resnet20-seed0-epochs3/model/model.safetensors") for work in ("whole", "late")
+    ]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
 @pytest.mark.parametrize("carry_state", [False, True])
-def test_a_pcn_branches_off_its_parents_first_epochs(resnets: ModuleType, folder: Path, carry_state: bool) -> None:
-    parent = resnets.Run(resnet_job(resnets, folder, "work", "wide_resnet20", epochs=2))
-    parent.set_up()
-    parent.train_epoch()
-    parent.save(parent.job.trunk)
-    job = dataclasses.replace(parent.job, network="wide_resnet20-pcn2", carry_state=carry_state)
-    assert resnets.ready(job, [parent.job, job])
-    record = resnets.run(job)
+def test_a_pcn_branches_off_its_parents_first_epochs(folder: Path, carry_state: bool) -> None:
+    import cifar10_resnets
+    from runs import run
+
+    parent = resnet_job(folder, "work", "wide_resnet20", epochs=2)
+    assert run(parent)["switch_epoch"] is None
+    job = resnet_job(folder, "work", "wide_resnet20-pcn2", epochs=2, carry_state=carry_state)
+    assert job.trunk.exists()
+    assert cifar10_resnets.ready(job, [parent, job])
+    record = run(job)
     assert record["first_epochs_from_parent"]
     assert (record["total_params"], record["trainable_params"]) == (541_834, 473_802)
     assert record["optimizer_state"] == ("carried" if carry_state else "reset")
-    assert resnets.Run(job).progress.epoch == 2  # its checkpoint loads into the small architecture
+    alone = run(resnet_job(folder, "alone", "wide_resnet20-pcn2", epochs=2, carry_state=carry_state))
+    assert not alone["first_epochs_from_parent"]
+    assert alone["test_accuracy"] == record["test_accuracy"]
+    assert alone["validation_after_switch"] == record["validation_after_switch"]
 
 
 @pytest.mark.parametrize("carry_state", [False, True])
-def test_conv4_becomes_a_pcn(folder: Path, carry_state: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conv4_becomes_a_pcn(folder: Path, carry_state: bool) -> None:
     import cifar10_conv4
+    from runs import Job, run
 
-    monkeypatch.setattr(cifar10_conv4, "BATCH", 6)
-    job = cifar10_conv4.Job("conv4-pcn", 0, 3, folder, carry_state, False, math.inf)
-    record = cifar10_conv4.run(job)
+    settings = cifar10_conv4.settings("conv4-pcn", 0, 3, folder, carry_state=carry_state)
+    record = run(Job("conv4-pcn", dataclasses.replace(settings, batch=6)))
     assert (record["total_params"], record["trainable_params"]) == (317_910, 101_810)
     assert record["epoch_of_best_validation"] == 3  # epochs before the switch do not count
     assert record["train_seconds"] > 0

@@ -87,7 +87,7 @@ def make(kind: type[nn.Module], **options: Any) -> tuple[nn.Module, PCModule, Te
         stock, x = nn.Linear(32, 16, **options), torch.randn(64, 32) + 1
     else:
         stock, x = nn.Conv2d(32, 16, 3, padding=1, **options), torch.randn(4, 32, 7, 7) + 1
-    basis = torch.linalg.qr(torch.randn(32, 32))[0]
+    basis = torch.linalg.qr(torch.randn(32, 32, dtype=torch.float64))[0]
     return stock, from_layer(stock, torch.ones(32), basis), x
 
 

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 
 import pcn
-from pcn.cli import counts, demo
+from pcn.cli import counts, demo, train
 from pcn.cli.command import Command
 from pcn.cli.screen import Screen
 from pcn.errors import PCNError
 
-COMMANDS: tuple[Command, ...] = (demo.COMMAND, counts.COMMAND)
+COMMANDS: tuple[Command, ...] = (demo.COMMAND, train.COMMAND, counts.COMMAND)
 
 DESCRIPTION = "Principal Component Networks: make a wide PyTorch model small in the middle of its training."
 EXIT_CODES = "exit codes: 0 done, 1 could not be done, 2 wrong usage, 130 interrupted"

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import time
-from types import TracebackType
 
 import torch
 
 
-class Meter:
-    """Measures what happens inside its ``with``: the wall clock, and the GPU's own counter of energy."""
+class Stopwatch:
+    """Tells what has passed since it was last asked: the wall clock, and the GPU's own counter of energy."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.seconds = 0.0
-        self.energy_j: float | None = None
+        self._last = self._read()
 
-    def __enter__(self) -> Meter:
-        self._start_s, self._start_j = self._read()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        end_s, end_j = self._read()
-        self.seconds = end_s - self._start_s
-        self.energy_j = None if end_j is None or self._start_j is None else end_j - self._start_j
+    def lap(self) -> tuple[float, float | None]:
+        """Seconds and joules since the last lap; joules are None where there is no counter."""
+        (before_s, before_j), self._last = self._last, self._read()
+        now_s, now_j = self._last
+        return now_s - before_s, None if now_j is None or before_j is None else now_j - before_j
 
     def _read(self) -> tuple[float, float | None]:
         if self.device.type == "cuda":

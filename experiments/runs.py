@@ -1,0 +1,130 @@
+"""What the experiments share: a run by its settings, stopped at a deadline and taken up again, and its record."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jobs import run_all
+from records import Record, Records, commit
+
+from pcn.training import RunFolder, Settings, Trainer, load_data, world
+from pcn.training.state import take
+from pcn.training.step import compute_dtype
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: what is trained, where its files are, and when it has to stop (seconds since the epoch of time).
+
+    ``trunk`` is a file with the state after the epochs that runs with other switches share: the first run to get there
+    writes it, the others take it.
+    """
+
+    network: str
+    settings: Settings
+    folder: Path | None = None
+    trunk: Path | None = None
+    trunk_epoch: int = 0
+    shared: bool = False
+    compiled: bool = False
+    deadline: float = math.inf
+
+    def say(self, text: str) -> None:
+        print(f"{self.network} seed {self.settings.seed} {text}", flush=True)
+
+
+def run(job: Job) -> Record | None:
+    """Train to the end and return the record, or None when time runs out before."""
+    if time.time() > job.deadline:
+        return None
+    with world() as here, ExitStack() as stack:
+        data = load_data(job.settings, here.device, compute_dtype(here.device))
+        folder = None if job.folder is None else stack.enter_context(RunFolder(job.folder, job.settings))
+        seen: list[Record] = [] if folder is None else folder.metrics()
+
+        def tell(record: Record) -> None:
+            seen.append(record)
+            job.say(describe(record))
+            if record["event"] == "epoch" and record["epoch"] == job.trunk_epoch:
+                write_trunk(job.trunk, trainer)
+
+        trainer = Trainer(job.settings, data, folder, world=here, compiled=job.compiled, tell=tell)
+        fresh = folder is None or not any((folder.path / "checkpoints").glob("*.pt"))
+        if fresh and job.trunk is not None and job.trunk.exists() and trainer.switch is not None:
+            trainer.branch_(torch.load(job.trunk, map_location=here.device, weights_only=True))
+        result = trainer.run(job.deadline)
+    if result is None:
+        job.say(f"stops after epoch {trainer.progress.epoch}: its time is up")
+        return None
+    return make_record(job, trainer, result, seen)
+
+
+def write_trunk(path: Path | None, trainer: Trainer) -> None:
+    if path is not None and not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{time.time_ns()}")
+        torch.save(take(trainer), temporary)
+        temporary.replace(path)
+
+
+def make_record(job: Job, trainer: Trainer, result: Record, seen: Sequence[Record]) -> Record:
+    settings = job.settings
+    measured = ("train_seconds", "energy_j", "setup_seconds", "switch_seconds")
+    switched = next((record for record in seen if record["event"] == "switch"), None)
+    before = [r["validation_accuracy"] for r in seen if r["event"] == "epoch" and r["epoch"] == result["switch_epoch"]]
+    return {
+        "network": job.network,
+        "seed": settings.seed,
+        "epochs": settings.epochs,
+        "switch_epoch": result["switch_epoch"],
+        **{name: result[name] for name in ("total_params", "trainable_params", "test_accuracy")},
+        "validation_accuracy": result["validation_accuracy"],
+        **({"epoch_of_best_validation": result["best_epoch"]} if settings.keep_best else {}),
+        **{name: None if job.shared else result[name] for name in measured},
+        "validation_before_switch": before[0] if before else None,
+        "validation_after_switch": None if switched is None else switched["validation_accuracy"],
+        "first_epochs_from_parent": result["branched"],
+        "optimizer_state": None if switched is None else "carried" if settings.carry_state else "reset",
+        "commit": commit(),
+    }
+
+
+def describe(record: Record) -> str:
+    if record["event"] == "resumed":
+        return f"goes on after epoch {record['epoch']}"
+    if record["event"] == "switch":
+        return (
+            f"switches in {record['seconds']:.1f} s to {record['trainable_after']:,} trainable parameters: "
+            f"validation {record['validation_accuracy']:.2f}% after"
+        )
+    return f"epoch {record['epoch']} loss {record['loss']:.4f} validation {record['validation_accuracy']:.2f}%"
+
+
+def run_jobs(jobs: Sequence[Job], records: Records, options: argparse.Namespace, **more: Any) -> None:
+    """Do the runs that are not in the results yet, and add each when it is done."""
+
+    def done(record: Record | None) -> None:
+        if record is not None:
+            records.add(record)
+            print(f"{record['network']} seed {record['seed']}: test {record['test_accuracy']:.2f}%", flush=True)
+
+    if failed := run_all(jobs, run, done, together=options.together, **more):
+        raise SystemExit(f"{failed} of {len(jobs)} runs failed")
+
+
+def add_common_arguments(parser: argparse.ArgumentParser, networks: Sequence[str], seeds: Sequence[int]) -> None:
+    parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-10's binary version")
+    parser.add_argument("--networks", nargs="+", choices=networks, default=networks, metavar="NAME")
+    parser.add_argument("--seeds", nargs="+", type=int, default=seeds, metavar="SEED")
+    parser.add_argument("--carry-state", action="store_true", help="keep the optimizer's state at the switch")
+    parser.add_argument("--together", type=int, default=1, metavar="N", help="runs at once, whose times are not kept")
+    parser.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS")
+    parser.add_argument("--results", type=Path, help="results file, if not the one in experiments/results")

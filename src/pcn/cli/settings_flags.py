@@ -1,0 +1,58 @@
+"""The settings of a run as flags: one for each field, with the field's own help."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import MISSING, Field, fields
+from typing import Any, get_args, get_type_hints
+
+from pcn.errors import ConfigError
+from pcn.training.settings import Settings
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every setting; only those that are given end up in the parsed arguments."""
+    group = parser.add_argument_group("settings", "names with _ for - can stand in the TOML file")
+    hints = get_type_hints(Settings)
+    for each in fields(Settings):
+        flag = "--" + each.name.replace("_", "-")
+        group.add_argument(flag, dest=each.name, default=argparse.SUPPRESS, **_how(each, hints[each.name]))
+
+
+def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were given as flags."""
+    names = {each.name for each in fields(Settings)} - {"settings"}
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    for name, value in given.items():
+        if isinstance(value, list) and get_type_hints(Settings)[name] == dict[str, Any]:
+            given[name] = dict(_pair(name, item) for item in value)
+    return given
+
+
+def _how(each: Field[Any], hint: Any) -> dict[str, Any]:
+    default = "" if each.default in (None, MISSING, ()) else f" (default: {_shown(each.default)})"
+    text = {"help": (each.metadata["help"] + default).replace("%", "%%")}
+    if hint is bool:
+        return {**text, "action": argparse.BooleanOptionalAction}
+    if hint == dict[str, Any]:
+        return {**text, "nargs": "+", "metavar": "KEY=VALUE"}
+    if "choices" in each.metadata:
+        return {**text, "choices": each.metadata["choices"]}
+    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind in (int, float, str)]
+    several = {"nargs": "+"} if isinstance(each.default, tuple) else {}
+    return {**text, **several, "type": kinds[0], "metavar": {int: "N", float: "X", str: "TEXT"}[kinds[0]]}
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _pair(name: str, item: str) -> tuple[str, Any]:
+    key, sign, value = item.partition("=")
+    if not sign:
+        raise ConfigError(f"--{name.replace('_', '-')} {item!r}: give key=value")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value

@@ -1,0 +1,131 @@
+"""``pcn train``: train a model, and make it a principal component network on the way."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pcn.cli.command import Command
+from pcn.cli.screen import Screen
+from pcn.cli.settings_flags import add_settings, given_settings
+from pcn.errors import ConfigError
+from pcn.training import RunFolder, Settings, Trainer, World, load_data, world
+from pcn.training.events import Events, tensorboard_is_there
+from pcn.training.settings import read_toml
+from pcn.training.step import compute_dtype
+
+Record = dict[str, Any]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("settings", nargs="?", type=Path, metavar="SETTINGS.toml", help="settings; flags win over it")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/MODEL-DATA-SEED)")
+    parser.add_argument("--device", metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's choice)")
+    parser.add_argument("--compile", action="store_true", help="have torch.compile make the steps faster")
+    add_settings(parser)
+
+
+def _run(arguments: argparse.Namespace, screen: Screen) -> None:
+    if arguments.threads is not None:
+        if arguments.threads < 1:
+            raise ConfigError(f"--threads {arguments.threads}: give at least 1")
+        torch.set_num_threads(arguments.threads)
+    named = read_toml(arguments.settings) if arguments.settings else {}
+    settings = Settings.from_mapping({**named, **given_settings(arguments)})
+    out = arguments.out or Path("runs") / f"{_short(settings.model)}-{_short(settings.data)}-{settings.seed}"
+    with world(arguments.device) as here, ExitStack() as stack:
+        folder = stack.enter_context(RunFolder(out, settings)) if here.first else None
+        _train(settings, folder, here, arguments.compile, screen if here.first else Screen(json=True))
+
+
+def _train(settings: Settings, folder: RunFolder | None, here: World, compiled: bool, screen: Screen) -> None:
+    """Train; only the first process has the folder, and speaks."""
+    data = load_data(settings, here.device, compute_dtype(here.device))
+    if folder is not None:
+        screen.text(f"{settings.model} on {settings.data}, {settings.epochs} epochs on {here.name}, in {folder.path}")
+    steps = settings.epochs * data.steps(settings.batch)
+    with screen.progress(steps) as bar:
+        task = bar.task_ids[0]
+        trainer = Trainer(
+            settings,
+            data,
+            folder,
+            world=here,
+            compiled=compiled,
+            tell=lambda record: tell(record),
+            stepped=lambda: bar.update(task, completed=trainer.progress.step),
+        )
+        tell = _silent if folder is None else _reporter(trainer, folder.path, screen)
+        result = trainer.run()
+    assert result is not None
+    screen.text(
+        f"test accuracy {result['test_accuracy']:.2f}%, validation {result['validation_accuracy']:.2f}%, "
+        f"{result['trainable_params']:,} trained parameters of {result['total_params']:,}"
+    )
+    if folder is not None:
+        screen.result({"folder": str(folder.path), **result})
+
+
+def _silent(record: Record) -> None:
+    pass
+
+
+def _reporter(trainer: Trainer, out: Path, screen: Screen) -> Callable[[Record], None]:
+    """Say what happens, and keep it for TensorBoard."""
+    events: list[Events] = []
+    if not tensorboard_is_there():
+        screen.text("TensorBoard is not installed, so no events are written (pip install tensorboard)")
+
+    def tell(record: Record) -> None:
+        screen.text(_line(record, trainer.settings.epochs))
+        if record["event"] == "switch" and trainer.switch is not None:
+            screen.text(trainer.switch.plan)
+        if tensorboard_is_there() and record["event"] != "resumed":
+            if not events:
+                events.append(Events(out / "events", record["step"]))
+            events[0].write(record)
+
+    return tell
+
+
+def _line(record: Record, epochs: int) -> str:
+    if record["event"] == "resumed":
+        damaged = "".join(f"; {name} is damaged and was passed over" for name in record["damaged"])
+        return f"goes on after epoch {record['epoch']}, step {record['step']:,}{damaged}"
+    if record["event"] == "switch":
+        return (
+            f"switch in {record['seconds']:.1f} s: {record['trainable_before']:,} -> {record['trainable_after']:,} "
+            f"trained parameters, validation {record['validation_accuracy']:.2f}% right after"
+        )
+    return (
+        f"epoch {record['epoch']}/{epochs}: loss {record['loss']:.4f}, "
+        f"validation {record['validation_accuracy']:.2f}%, learning rate {record['learning_rate']:g}"
+    )
+
+
+def _short(name: str) -> str:
+    return name.rpartition(":")[2]
+
+
+COMMAND = Command(
+    name="train",
+    summary="train a model and switch it on the way",
+    description="Train a classifier and turn it into its principal component network when the time has come.\n"
+    "A run that was stopped or killed goes on where it was when the same command is given again.\n"
+    "Several processes: torchrun --nproc-per-node 4 -m pcn train ...",
+    examples=(
+        "pcn train --model pcn.demo.network:DigitsNetwork --data digits --optimizer adam --learning-rate 0.003"
+        " --switch-at 5 --rank 95%",
+        "pcn train --model conv4 --data cifar10 --data-dir ~/data --optimizer adam --learning-rate 0.001 --batch 60"
+        " --scale unit --epochs 20 --switch-at 2 --pcn conv4-pcn",
+        "pcn train my_run.toml --seed 1 --out runs/second",
+    ),
+    add_arguments=_add_arguments,
+    run=_run,
+)

@@ -1,0 +1,72 @@
+"""Checkpoints that are whole or not there, each with its checksum in its name."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pcn.errors import CheckpointError
+from pcn.folders import flush
+
+KEPT = 2  # the newest, and the one before it in case the newest is damaged later
+
+
+class Checkpoints:
+    """A folder of checkpoints named ``<steps done>-<checksum>.pt``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, step: int, state: dict[str, Any]) -> Path:
+        """Write a checkpoint; older ones go when it is safe on the disk."""
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        data = buffer.getbuffer()
+        path = self.folder / f"{step:012d}-{_checksum(data)}.pt"
+        temporary = self.folder / f".{path.name}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(data)
+            flush(temporary)
+            os.replace(temporary, path)
+            flush(self.folder)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            last = self._files()[-1:]
+            raise CheckpointError(
+                f"cannot write {path}: {error.strerror or error}; "
+                + (f"{last[0].name} is whole: " if last else "")
+                + "make room and start the same command again to go on"
+            ) from error
+        for old in self._files()[:-KEPT]:
+            old.unlink()
+        return path
+
+    def newest(self, device: torch.device) -> tuple[dict[str, Any] | None, list[str]]:
+        """Read the newest checkpoint that is whole; also say which ones were not."""
+        for leftover in self.folder.glob(".*.pt"):  # a process was killed while it wrote this
+            leftover.unlink()
+        damaged: list[str] = []
+        for path in reversed(self._files()):
+            data = path.read_bytes()
+            if path.stem.rpartition("-")[2] == _checksum(data):
+                return torch.load(io.BytesIO(data), map_location=device, weights_only=True), damaged
+            damaged.append(path.name)
+        if damaged:
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged ({', '.join(damaged)}): "
+                "bring one back from a backup, or remove the folder to start afresh"
+            )
+        return None, []
+
+    def _files(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob("*.pt") if not path.name.startswith("."))
+
+
+def _checksum(data: bytes | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

@@ -1,0 +1,104 @@
+"""What a training loop asks of its data, and images that lie on the device as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pcn.errors import ConfigError
+from pcn.training.images import Augment, Images, Scale
+
+Batch = tuple[Tensor, Tensor]  # inputs and labels
+EVALUATED = 2500  # images at a time where no gradients are kept
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of every batch that this process takes: one of ``count``."""
+
+    index: int = 0
+    count: int = 1
+
+    def of(self, batch: int) -> slice:
+        """The samples of a batch that are this process's own."""
+        if batch % self.count:
+            raise ConfigError(f"a batch of {batch} does not split over {self.count} processes: give a multiple of it")
+        size = batch // self.count
+        return slice(self.index * size, (self.index + 1) * size)
+
+
+ALONE = Share()
+
+
+class Data(Protocol):
+    """Batches for training, and samples to validate, test and calibrate on; all of them on the device.
+
+    An epoch's batches depend on the seed and the epoch's number alone, so that a run can take up in the middle of one.
+    """
+
+    def steps(self, batch: int) -> int:
+        """The number of full batches in an epoch."""
+
+    def epoch(self, number: int, *, batch: int, seed: int, start: int, share: Share) -> Iterator[Batch]:
+        """Yield this process's share of an epoch's full batches, from the one with index ``start``."""
+
+    def validation(self) -> Iterator[Batch]: ...
+
+    def test(self) -> Iterator[Batch]: ...
+
+    def calibration(self, count: int) -> Iterator[Tensor]:
+        """Yield so many training samples without augmentation, in an order that never changes."""
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Images split into three, whole on the device."""
+
+    train: Images
+    held_out: Images
+    tested: Images
+    scale: Scale
+    augment: Augment | None = None
+    dtype: torch.dtype = torch.float32
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> ImageData:
+        train, held_out, tested = (part.to(device) for part in (self.train, self.held_out, self.tested))
+        return ImageData(train, held_out, tested, self.scale.to(device), self.augment, dtype)
+
+    def steps(self, batch: int) -> int:
+        return len(self.train) // batch
+
+    def epoch(self, number: int, *, batch: int, seed: int, start: int = 0, share: Share = ALONE) -> Iterator[Batch]:
+        device = self.train.pixels.device
+        generator = torch.Generator(device).manual_seed(seed * 10_000 + number)
+        order = torch.randperm(len(self.train), generator=generator, device=device)[: self.steps(batch) * batch]
+        chosen = self.train.take(order)
+        pixels = chosen.pixels if self.augment is None else self.augment(chosen.pixels, generator)
+        inputs, own = self.scale(pixels, self.dtype), share.of(batch)
+        for index in range(start, self.steps(batch)):
+            part = slice(index * batch, (index + 1) * batch)
+            yield inputs[part][own], chosen.labels[part][own]
+
+    def validation(self) -> Iterator[Batch]:
+        return self._plain(self.held_out)
+
+    def test(self) -> Iterator[Batch]:
+        return self._plain(self.tested)
+
+    def calibration(self, count: int) -> Iterator[Tensor]:
+        for pixels in self.train.pixels[:count].split(1000):
+            yield self.scale(pixels)
+
+    def _plain(self, images: Images) -> Iterator[Batch]:
+        for pixels, labels in zip(images.pixels.split(EVALUATED), images.labels.split(EVALUATED), strict=True):
+            yield self.scale(pixels, self.dtype), labels
+
+
+def split_off(images: Images, count: int, seed: int) -> tuple[Images, Images]:
+    """Split a random part off for validation; returns the rest, in random order, and that part."""
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    return images.take(order[count:]), images.take(order[:count])

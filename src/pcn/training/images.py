@@ -1,0 +1,76 @@
+"""Images as bytes on the device, what turns them into a network's input, and how they are augmented there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]  # bytes (N, H, W, C) -> bytes of the same shape
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pixels (N, H, W, C) as bytes, and labels (N,)."""
+
+    pixels: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Tensor) -> Images:
+        return Images(self.pixels[index], self.labels[index])
+
+    def to(self, device: torch.device) -> Images:
+        return Images(self.pixels.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is subtracted from every channel and what it is divided by, in units of a byte; each of shape (C,)."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    @classmethod
+    def unit(cls, images: Images, largest: int = 255) -> Scale:
+        """Bring pixels to [0, 1], no more."""
+        zeros = torch.zeros(images.pixels.shape[3], device=images.pixels.device)
+        return cls(zeros, zeros + largest)
+
+    @classmethod
+    def standardising(cls, images: Images) -> Scale:
+        """Give every channel of these images mean 0 and deviation 1."""
+        shares = torch.stack([plane.flatten().bincount(minlength=256) for plane in images.pixels.unbind(3)]).double()
+        shares /= shares.sum(1, keepdim=True)
+        values = torch.arange(256, device=shares.device, dtype=torch.double)
+        mean = shares @ values
+        return cls(mean.float(), (shares @ values.square() - mean.square()).sqrt().float())
+
+    def to(self, device: torch.device) -> Scale:
+        return Scale(self.mean.to(device), self.deviation.to(device))
+
+    def __call__(self, pixels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Turn bytes (N, H, W, C) into the input of a network: (N, C, H, W), the channels last in memory."""
+        return ((pixels - self.mean) / self.deviation).to(dtype).permute(0, 3, 1, 2)
+
+
+def cropped_and_flipped(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Pad by an eighth of the side with black, take a random crop of the old size, and flip it half of the time."""
+    count, device = len(pixels), pixels.device
+    height, width = pixels.shape[1:3]
+    padding = height // 8
+    padded = F.pad(pixels, (0, 0, padding, padding, padding, padding))
+    corners = torch.randint(2 * padding + 1, (2, count, 1), generator=generator, device=device)
+    flip = torch.randint(2, (count, 1), generator=generator, device=device).bool()
+    rows = corners[0] + torch.arange(height, device=device)
+    across = torch.arange(width, device=device)
+    columns = corners[1] + torch.where(flip, width - 1 - across, across)
+    return padded[torch.arange(count, device=device)[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+AUGMENTATIONS: dict[str, Augment | None] = {"none": None, "crop-flip": cropped_and_flipped}

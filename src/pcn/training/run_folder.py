@@ -1,0 +1,137 @@
+"""The folder of one run: its settings, plan, metrics, checkpoints and result."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, TextIO
+
+from safetensors.torch import save as serialise
+from torch import nn
+
+from pcn.errors import CheckpointError, ConfigError
+from pcn.folders import flush
+from pcn.io import WEIGHTS_FILE, save
+from pcn.plan import Plan, get_plan
+from pcn.training.checkpoints import Checkpoints
+from pcn.training.settings import Settings
+from pcn.weights import tensors_to_save
+
+SETTINGS, PLAN, METRICS, RESULT, LOCK = "settings.json", "plan.json", "metrics.jsonl", "result.json", ".lock"
+
+
+class RunFolder:
+    """Everything that a run leaves behind; one process at a time may write into it."""
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot make the run's folder {path}: {error.strerror}") from error
+        self._lock = _locked(path / LOCK)
+        self._check_settings(settings)
+        self.checkpoints = Checkpoints(path / "checkpoints")
+        self._metrics: TextIO | None = None
+
+    def _check_settings(self, settings: Settings) -> None:
+        file = self.path / SETTINGS
+        if not file.exists():
+            others = [found.name for found in self.path.iterdir() if found.name != LOCK]
+            if others and METRICS in others:
+                raise CheckpointError(f"{self.path} holds a run without its {SETTINGS}: choose another folder")
+            write_text(file, settings.to_json())
+            return
+        try:
+            earlier = Settings.from_mapping(json.loads(file.read_text()))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{file} is damaged ({error}): choose another folder") from error
+        if names := settings.differences(earlier):
+            changes = ", ".join(f"{name} was {getattr(earlier, name)!r}" for name in names)
+            raise ConfigError(f"{self.path} holds a run with other settings ({changes}): choose another folder")
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Append a line to the metrics."""
+        if self._metrics is None:
+            self._metrics = (self.path / METRICS).open("a")
+        self._metrics.write(json.dumps(record) + "\n")
+        self._metrics.flush()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines; one that was cut off when a process was killed is left out."""
+        file = self.path / METRICS
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [record for line in lines if (record := _parsed(line)) is not None]
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of steps that will be done again."""
+        if (self.path / METRICS).exists():
+            kept = [record for record in self.metrics() if record["step"] <= step]
+            write_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def write_plan(self, plan: Plan) -> None:
+        write_text(self.path / PLAN, plan.to_json())
+
+    def write_model(self, model: nn.Module) -> None:
+        """Save the weights, and the plan beside them where the model was switched, for :func:`pcn.load`."""
+        if get_plan(model) is not None:
+            save(model, self.path / "model")
+            return
+        (self.path / "model").mkdir(exist_ok=True)
+        write_bytes(self.path / "model" / WEIGHTS_FILE, serialise(tensors_to_save(model)))
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        write_text(self.path / RESULT, json.dumps(result, indent=2) + "\n")
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        temporary.write_bytes(data)
+        flush(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _locked(path: Path) -> TextIO | None:
+    """Lock a file until the process ends, however that comes."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise CheckpointError(f"another process is writing into {path.parent}: wait for it, or stop it") from error
+    return file

@@ -1,0 +1,106 @@
+"""Everything that a training run can be asked for: one flat table, the same names in TOML, in Python and as flags."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pcn.errors import ConfigError, suggest
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES = ("constant", "drops", "cosine")
+AUGMENT = ("none", "crop-flip")
+SCALES = ("unit", "standardise")
+
+
+def option(default: Any, help: str, **more: Any) -> Any:
+    """A field with its help text for the command line."""
+    factory = {"default_factory": lambda: default} if isinstance(default, dict) else {"default": default}
+    return field(**factory, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A run, resolved: with the same settings, data and seed it ends with the same weights."""
+
+    model: str = option("conv4", "a network of the paper by name, or package.module:factory")
+    model_options: dict[str, Any] = option({}, "keyword arguments of the model's factory")
+    data: str = option("digits", "digits, mnist, cifar10, folder, or package.module:factory")
+    data_dir: str | None = option(None, "where the data set lies")
+    data_options: dict[str, Any] = option({}, "keyword arguments of the data's factory")
+    scale: str = option("standardise", "what is done to pixels", choices=SCALES)
+    augment: str = option("none", "crop-flip: pad by an eighth, random crop, random flip", choices=AUGMENT)
+    epochs: int = option(10, "epochs in all")
+    batch: int = option(128, "samples in a step, over all processes")
+    seed: int = option(0, "decides the weights, the split and the order of the data")
+    optimizer: str = option("sgd", "which optimizer", choices=OPTIMIZERS)
+    learning_rate: float = option(0.1, "its learning rate")
+    momentum: float = option(0.9, "SGD's momentum")
+    nesterov: bool = option(False, "Nesterov's form of it")
+    betas: tuple[float, float] = option((0.9, 0.999), "Adam's decay rates")
+    epsilon: float = option(1e-8, "Adam's epsilon")
+    weight_decay: float = option(0.0, "weight decay")
+    decay_norms: bool = option(False, "decay the parameters of normalisation layers too")
+    label_smoothing: float = option(0.0, "label smoothing")
+    schedule: str = option("constant", "how the learning rate goes", choices=SCHEDULES)
+    drops: tuple[float, ...] = option((), "epochs after which the rate drops")
+    drop_factor: float = option(0.1, "what a drop multiplies the rate by")
+    warmup_epochs: float = option(0.0, "epochs in which the rate rises from 0")
+    warmup_factor: float | None = option(None, "stay at this share of the rate in them instead")
+    pcn: str | None = option(None, "a PCN of the paper by name (conv4-pcn, wide_resnet20-pcn1, ...)")
+    rank: str | None = option(None, 'a number, a fraction of the width, "variance > 0.1", or "95%" of the variance')
+    params: float | None = option(None, "a budget of trainable parameters: a number, or a fraction of the model's")
+    keep_outputs: float | None = option(None, "outputs that every layer keeps: a number, or a fraction")
+    layers: dict[str, Any] = option({}, "rank and keep_outputs for layers by name or glob")
+    exclude: tuple[str, ...] = option((), "layers to leave alone, by name or glob")
+    switch_at: str = option("never", 'an epoch, "step 500", "accuracy slows", "subspaces settle" or "never"')
+    carry_state: bool = option(True, "keep the optimizer's state at the switch")
+    recalibrate: bool = option(False, "measure batch norm's statistics anew after the switch")
+    calibration_samples: int = option(5000, "training samples to find the subspaces on")
+    keep_best: bool = option(False, "end with the weights of the epoch with the best validation accuracy")
+    checkpoint_every: float = option(1, "epochs between checkpoints; a fraction of one for several in an epoch")
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(each.default, tuple) and not isinstance(value, tuple):
+                object.__setattr__(self, each.name, tuple(value) if isinstance(value, list) else (value,))
+            if "choices" in each.metadata and value not in each.metadata["choices"]:
+                raise ConfigError(f"{each.name}={value!r}: choose one of {', '.join(each.metadata['choices'])}")
+        for name in ("epochs", "batch", "calibration_samples"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r}: give a whole number of at least 1")
+        if self.checkpoint_every <= 0:
+            raise ConfigError(f"checkpoint_every={self.checkpoint_every!r}: give a number of epochs above 0")
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Settings:
+        """Make settings from names and values, such as a TOML file holds."""
+        known = {each.name for each in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"there is no setting {name!r}{suggest(name, known)}")
+        return cls(**given)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    def differences(self, other: Settings) -> list[str]:
+        """The names of settings in which two runs differ."""
+        mine, theirs = json.loads(self.to_json()), json.loads(other.to_json())
+        return [name for name in mine if mine[name] != theirs[name]]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a settings file."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error

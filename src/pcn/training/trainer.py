@@ -1,0 +1,293 @@
+"""The training loop: epochs, the switch, checkpoints. ``pcn train`` and the experiments are shells around it."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pcn.cost import count
+from pcn.switching import Switch
+from pcn.training.data import Batch, Data
+from pcn.training.evaluation import accuracy_percent
+from pcn.training.meter import Stopwatch, plus
+from pcn.training.optimizers import learning_rate, make_optimizer, set_learning_rate_
+from pcn.training.requests import build_model, parse_params, parse_switch, pcn_config
+from pcn.training.run_folder import RunFolder
+from pcn.training.settings import Settings
+from pcn.training.state import put_back_, take
+from pcn.training.step import Step
+from pcn.training.world import World
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """How far a run has come; seconds and joules are None where they are not known."""
+
+    step: int = 0
+    epoch: int = 0
+    loss_sum: float = 0.0
+    train_seconds: float | None = 0.0
+    energy_j: float | None = 0.0
+    switch_seconds: float | None = None
+    setup_seconds: float | None = 0.0
+    switch_epoch: int | None = None
+    best_accuracy: float = -1.0
+    best_epoch: int = 0
+    branched: bool = False  # whether the first epochs were another run's
+
+
+class Trainer:
+    """One run: it starts afresh, or where its last checkpoint left it.
+
+    ``tell`` is called with every record that goes into the metrics, ``stepped`` after every step.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        data: Data,
+        folder: RunFolder | None = None,
+        *,
+        world: World | None = None,
+        compiled: bool = False,
+        tell: Callable[[Record], None] = lambda record: None,
+        stepped: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.settings, self.data, self.folder = settings, data, folder
+        self.world = world or World(torch.device("cpu"))
+        self.device = self.world.device
+        self.tell, self.stepped = tell, stepped
+        self.compiled = compiled
+        self._keeps = self.world.from_first(folder is not None)  # only the first process has the folder
+        self.graphed = self.device.type == "cuda" and self.world.size == 1
+        self.steps_per_epoch = data.steps(settings.batch)
+        self.progress = Progress()
+        self.best: dict[str, Tensor] | None = None
+        torch.manual_seed(settings.seed)
+        random.seed(settings.seed)
+        self.model = build_model(settings).to(self.device)
+        if self.device.type == "cuda":
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimizer = make_optimizer(self.model, settings, graphed=self.graphed)
+        self.wrapped = self.world.wrap(self.model)
+        torch.manual_seed(settings.seed + 7919 * self.world.rank)  # dropout differs between processes
+        self.switch = self._make_switch()
+        self._step: Step | None = None
+        self._trainable_before = count(self.model).trainable
+        self._last_checkpoint = 0
+        self._watch = Stopwatch(self.device)
+
+    def _make_switch(self) -> Switch | None:
+        settings, rule = self.settings, parse_switch(self.settings.switch_at)
+        if rule is None:
+            return None
+        return Switch(
+            self.wrapped,
+            self.optimizer if settings.carry_state else None,
+            pcn_config(settings),
+            at=rule,
+            params=parse_params(settings.params),
+            recalibrate=settings.recalibrate,
+        )
+
+    def run(self, deadline: float = math.inf) -> Record | None:
+        """Train to the last epoch and return the result, or None when the deadline (as of time.time()) comes first."""
+        self._resume()
+        while self.progress.epoch < self.settings.epochs:
+            started = time.time()
+            self._train_epoch()
+            self._end_epoch()
+            if time.time() + 1.5 * (time.time() - started) > deadline and self.progress.epoch < self.settings.epochs:
+                self._checkpoint()
+                return None
+        return self._finish()
+
+    def _train_epoch(self) -> None:
+        """Do what is left of an epoch."""
+        progress = self.progress
+        start = progress.step - progress.epoch * self.steps_per_epoch
+        for inputs, labels in self._batches(start):
+            step = self._step or self._set_up(inputs, labels)
+            set_learning_rate_(self.optimizer, learning_rate(self.settings, progress.step / self.steps_per_epoch))
+            step(inputs, labels)
+            progress.step += 1
+            self.stepped()
+            if self.switch is not None and self.switch.after_step(progress.step, self._calibration):
+                self._switched(self.switch)
+            if progress.step % self.steps_per_epoch and self._checkpoint_due():
+                self._checkpoint()
+        self._count_time()
+
+    def _batches(self, start: int) -> Iterator[Batch]:
+        return self.data.epoch(
+            self.progress.epoch + 1,
+            batch=self.settings.batch,
+            seed=self.settings.seed,
+            start=start,
+            share=self.world.share,
+        )
+
+    def _end_epoch(self) -> None:
+        progress = self.progress
+        progress.epoch += 1
+        accuracy = self._validate()
+        self._log(
+            "epoch",
+            loss=self._mean_loss(),
+            validation_accuracy=accuracy,
+            learning_rate=learning_rate(self.settings, progress.epoch - 1 / self.steps_per_epoch),
+        )
+        if self.settings.keep_best and accuracy > progress.best_accuracy:
+            self._keep_best(accuracy)
+        self._offer_switch(accuracy)
+        if self._checkpoint_due() or progress.epoch == self.settings.epochs:
+            self._checkpoint()
+
+    def _offer_switch(self, accuracy: float) -> None:
+        self._watch.lap()
+        if self.switch is not None and self.switch.after_epoch(
+            self.progress.epoch, self._calibration, accuracy=accuracy
+        ):
+            self._switched(self.switch)
+
+    def branch_(self, state: dict[str, Any]) -> None:
+        """Go on from the state of another run with the same first epochs, as it was before a switch."""
+        put_back_(self, state)
+        self.progress.branched = True
+        self._offer_switch(self._validate())
+
+    def _set_up(self, inputs: Tensor, labels: Tensor) -> Step:
+        """Make the training step, which is where compilation and capture take their time."""
+        self._count_time()
+        self._step = Step(
+            self.wrapped,
+            self.optimizer,
+            inputs,
+            labels,
+            compiled=self.compiled,
+            graphed=self.graphed,
+            label_smoothing=self.settings.label_smoothing,
+        )
+        self.progress.setup_seconds = plus(self.progress.setup_seconds, self._watch.lap()[0])
+        return self._step
+
+    def _switched(self, switch: Switch) -> None:
+        """Go on with the network that the switch has made; everything set up for the old one goes."""
+        assert switch.plan is not None
+        progress = self.progress
+        progress.switch_seconds, progress.switch_epoch = self._watch.lap()[0], progress.epoch
+        self._settle_loss()
+        self._step = None
+        if not self.settings.carry_state:
+            self.optimizer = make_optimizer(self.model, self.settings, graphed=self.graphed)
+        if self.folder is not None:
+            self.folder.write_plan(switch.plan)
+        progress.best_accuracy, self.best = -1.0, None  # of another network
+        self._log(
+            "switch",
+            validation_accuracy=self._validate(),
+            trainable_before=self._trainable_before,
+            trainable_after=count(self.model).trainable,
+            seconds=progress.switch_seconds,
+        )
+        self._watch.lap()
+
+    def _finish(self) -> Record:
+        """Read the test set, this once."""
+        if self.best is not None:
+            self.model.load_state_dict(self.best)
+        cost, progress = count(self.model), self.progress
+        result = {
+            "test_accuracy": accuracy_percent(self.model, self.data.test(), self.world),
+            "validation_accuracy": self._validate(),
+            "trainable_params": cost.trainable,
+            "total_params": cost.total,
+            **{name: value for name, value in asdict(progress).items() if name != "loss_sum"},
+        }
+        if self.folder is not None:
+            self.folder.write_model(self.model)
+            self.folder.write_result(result)
+        return result
+
+    def _validate(self) -> float:
+        return accuracy_percent(self.model, self.data.validation(), self.world)
+
+    def _calibration(self) -> Iterator[Tensor]:
+        batches = self.data.calibration(self.settings.calibration_samples)
+        return islice(batches, self.world.rank, None, self.world.size)
+
+    def _keep_best(self, accuracy: float) -> None:
+        self.progress.best_accuracy, self.progress.best_epoch = accuracy, self.progress.epoch
+        self.best = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+
+    def _mean_loss(self) -> float:
+        """The mean loss of the epoch that has ended."""
+        total = self._settle_loss()
+        self.progress.loss_sum = 0.0
+        return total / self.steps_per_epoch
+
+    def _settle_loss(self) -> float:
+        """Bring the losses since the last call into the sum of the epoch, the mean over the processes."""
+        taken = torch.tensor(self._take_loss(), dtype=torch.float64, device=self.device)
+        self.progress.loss_sum += float(self.world.sum(taken)) / self.world.size
+        return self.progress.loss_sum
+
+    def _take_loss(self) -> float:
+        """The sum of the losses since the last call."""
+        if self._step is None:
+            return 0.0
+        taken = float(self._step.loss_sum)
+        self._step.loss_sum.zero_()
+        return taken
+
+    def _count_time(self) -> None:
+        seconds, energy_j = self._watch.lap()
+        self.progress.train_seconds = plus(self.progress.train_seconds, seconds)
+        self.progress.energy_j = plus(self.progress.energy_j, energy_j)
+
+    def _log(self, event: str, **values: Any) -> None:
+        record = {"event": event, "epoch": self.progress.epoch, "step": self.progress.step, **values}
+        if self.folder is not None:
+            self.folder.log(record)
+        self.tell(record)
+
+    def _checkpoint_due(self) -> bool:
+        return self.progress.step - self._last_checkpoint >= self.settings.checkpoint_every * self.steps_per_epoch
+
+    def _checkpoint(self) -> None:
+        self._last_checkpoint = self.progress.step
+        if not self._keeps:
+            return
+        self._count_time()
+        self._settle_loss()
+        state = take(self)
+        if self.folder is not None:
+            self.folder.checkpoints.write(self.progress.step, state)
+        self._watch.lap()
+
+    def _resume(self) -> None:
+        """Go on from the last checkpoint, if there is one."""
+        if not self._keeps:
+            return
+        state, damaged = (None, []) if self.folder is None else self.folder.checkpoints.newest(self.device)
+        state = self.world.from_first(state)
+        if state is not None:
+            put_back_(self, state)
+            self._last_checkpoint = self.progress.step
+        if self.folder is not None:
+            self.folder.forget_after(self.progress.step)
+        if state is not None:
+            self.tell(
+                {"event": "resumed", "epoch": self.progress.epoch, "step": self.progress.step, "damaged": damaged}
+            )
+        self._watch.lap()
