@@ -2,8 +2,8 @@
 
     python tests/training/killing.py --moments 200 --instants 40 --seed 1
 
-``--moments`` kills come at random times, ``--instants`` at the n-th renaming, flush or write of a file, half of the file
-being written in the last case. Prints one line of JSON; exits with 1 when a run ended otherwise.
+``--moments`` kills come at random times, ``--instants`` at the n-th renaming, flush or write of a file, half of it
+being written. Prints one line of JSON; exits with 1 when a run ended otherwise.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def outcome(folder: Path) -> dict[str, object]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     result = json.loads((folder / "result.json").read_text())
     return {
-        "weights": {name: tensor.tolist() for name, tensor in load_file(folder / "model" / "model.safetensors").items()},
+        "weights": {
+            name: tensor.tolist() for name, tensor in load_file(folder / "model" / "model.safetensors").items()
+        },
         "plan": (folder / "plan.json").read_text(),
         "metrics": [{key: value for key, value in line.items() if key != "seconds"} for line in lines],
         "optimizer": repr(state["optimizer"]["state"]),

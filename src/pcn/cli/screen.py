@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 PIPE_WIDTH = 160  # wide enough that no table is cut where there is no terminal to ask
@@ -58,7 +58,8 @@ class Screen:
     @contextmanager
     def progress(self, total: int) -> Iterator[Progress]:
         """Show a bar on a terminal and nothing in a pipe; its one task is the first."""
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        times = (TimeElapsedColumn(), TextColumn("passed,"), TimeRemainingColumn(), TextColumn("to go"))
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
         hidden = not self._err.is_terminal or self.json
         with Progress(*columns, console=self._err, transient=True, disable=hidden) as bar:
             bar.add_task("", total=total)

@@ -67,6 +67,7 @@ class SampleData:
             batch_sampler=batches,
             num_workers=self.workers,
             pin_memory=pinned,
+            generator=torch.Generator(),  # else it draws a seed from the run's own random numbers
         )
         for inputs, labels in loader:
             yield inputs.to(self.device, non_blocking=pinned), labels.to(self.device, non_blocking=pinned)

@@ -30,10 +30,14 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"cannot make the run's folder {path}: {error.strerror}") from error
-        self._lock = _locked(path / LOCK)
-        self._check_settings(settings)
-        self.checkpoints = Checkpoints(path / "checkpoints")
         self._metrics: TextIO | None = None
+        self._lock = _locked(path / LOCK)
+        try:
+            self._check_settings(settings)
+        except BaseException:
+            self.close()
+            raise
+        self.checkpoints = Checkpoints(path / "checkpoints")
 
     def _check_settings(self, settings: Settings) -> None:
         file = self.path / SETTINGS

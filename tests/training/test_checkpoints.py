@@ -1,0 +1,124 @@
+"""Checkpoints: whole or not there; a damaged one is passed over; a full disk loses nothing."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import pcn
+from pcn.errors import CheckpointError
+from pcn.training import RunFolder, Settings
+from pcn.training.checkpoints import Checkpoints
+
+CPU = torch.device("cpu")
+
+
+def state(step: int) -> dict[str, object]:
+    return {"step": step, "weights": torch.full((1000,), float(step))}
+
+
+def test_the_newest_is_read_and_old_ones_go(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 20, 3000):
+        checkpoints.write(step, state(step))
+    found, damaged = checkpoints.newest(CPU)
+    assert found is not None
+    assert found["step"] == 3000
+    assert torch.equal(found["weights"], state(3000)["weights"])
+    assert damaged == []
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "none").newest(CPU) == (None, [])
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied"])
+def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.write(1, state(1))
+    last = checkpoints.write(2, state(2))
+    data = bytearray(last.read_bytes())
+    if damage == "flipped":
+        data[len(data) // 2] ^= 1
+    last.write_bytes({"truncated": data[:-100], "flipped": data, "emptied": b""}[damage])
+    found, damaged = checkpoints.newest(CPU)
+    assert found is not None
+    assert found["step"] == 1
+    assert damaged == [last.name]
+
+
+def test_when_all_are_damaged_nothing_starts_over_silently(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.write(1, state(1)).write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
+        checkpoints.newest(CPU)
+
+
+def test_what_a_killed_process_was_writing_is_cleared_away(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.write(1, state(1))
+    (tmp_path / ".000000000002-0123456789abcdef.pt").write_bytes(b"half of")
+    found, _ = checkpoints.newest(CPU)
+    assert found is not None
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.fixture
+def _full_disk() -> Iterator[None]:
+    """Files cannot grow beyond 2,000 bytes: the system refuses the write, as it does on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.usefixtures("_full_disk")
+def test_a_full_disk_is_a_clear_error_and_the_last_good_one_stays(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.write(1, {"step": 1})
+    with pytest.raises(
+        CheckpointError, match=r"cannot write .*; 0*1-.* is whole: make room and start the same command"
+    ):
+        checkpoints.write(2, state(2))
+    found, damaged = checkpoints.newest(CPU)
+    assert found == {"step": 1}
+    assert damaged == []
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_one_folder_one_process(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run", Settings()), pytest.raises(CheckpointError, match="another process is writing"):
+        RunFolder(tmp_path / "run", Settings())
+    RunFolder(tmp_path / "run", Settings()).close()
+
+
+def test_other_settings_need_another_folder(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "run", Settings(epochs=5)).close()
+    with pytest.raises(pcn.ConfigError, match=r"other settings \(epochs was 5\): choose another folder"):
+        RunFolder(tmp_path / "run", Settings(epochs=6))
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run", Settings()) as folder:
+        folder.log({"event": "epoch", "step": 10})
+        folder.log({"event": "epoch", "step": 20})
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "epo')
+    with RunFolder(tmp_path / "run", Settings()) as folder:
+        assert [record["step"] for record in folder.metrics()] == [10, 20]
+        folder.forget_after(10)
+        assert [record["step"] for record in folder.metrics()] == [10]
+
+
+def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot make the run's folder"):
+        RunFolder(tmp_path / "file" / "run", Settings())

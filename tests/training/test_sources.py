@@ -1,0 +1,238 @@
+"""Data sets are read in the forms that everyone has; what is missing or damaged is said."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import pickle
+import struct
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pcn.errors import ConfigError, DataError
+from pcn.training import ImageData, SampleData, Settings, load_data
+from pcn.training.data import Share
+from pcn.training.images import cropped_and_flipped
+
+CPU = torch.device("cpu")
+BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+
+
+def load(data: str, folder: Path | None = None, **changes: object) -> ImageData:
+    settings = Settings(data=data, data_dir=None if folder is None else str(folder), **changes)
+    return load_data(settings, CPU, torch.float32)  # type: ignore[return-value]
+
+
+def cifar10(folder: Path, form: str) -> None:
+    """CIFAR-10 of four random images a file, in one of its forms."""
+    torch.manual_seed(0)
+    target = folder / ("cifar-10-batches-py" if form == "python" else "cifar-10-batches-bin")
+    target.mkdir(parents=True)
+    for name in BATCHES:
+        labels, pixels = torch.randint(10, (4, 1), dtype=torch.uint8), torch.randint(256, (4, 3072), dtype=torch.uint8)
+        if form == "python":
+            batch = {b"data": pixels.numpy(), b"labels": labels.flatten().tolist()}
+            (target / name).write_bytes(pickle.dumps(batch, protocol=2))
+        else:
+            (target / f"{name}.bin").write_bytes(bytes(torch.cat([labels, pixels], 1).flatten().tolist()))
+    if form == "archive":
+        with tarfile.open(folder / "cifar-10-binary.tar.gz", "w:gz") as archive:
+            archive.add(target, target.name)
+        for file in target.iterdir():
+            file.unlink()
+        target.rmdir()
+
+
+@pytest.mark.parametrize("form", ["binary", "archive", "python"])
+def test_cifar10_reads_the_same_in_every_form(tmp_path: Path, form: str) -> None:
+    cifar10(tmp_path / "first", "binary")
+    cifar10(tmp_path / "second", form)
+    expected, found = load("cifar10", tmp_path / "first"), load("cifar10", tmp_path / "second")
+    assert len(found.train) == 18
+    assert len(found.held_out) == 2
+    for mine, theirs in ((found.train, expected.train), (found.tested, expected.tested)):
+        assert torch.equal(mine.pixels, theirs.pixels)
+        assert torch.equal(mine.labels, theirs.labels)
+
+
+def test_missing_data_says_where_to_get_it_and_where_to_put_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"does not hold CIFAR-10.*get https.*cifar-10-binary.tar.gz and put it"):
+        load("cifar10", tmp_path)
+    with pytest.raises(DataError, match=r"needs data_dir.*https"):
+        load("cifar10")
+    with pytest.raises(DataError, match=r"does not hold MNIST.*https"):
+        load("mnist", tmp_path)
+    with pytest.raises(ConfigError, match="did you mean 'cifar10'"):
+        load("cifar")
+
+
+def test_an_archive_that_reaches_outside_is_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo("../outside.txt")
+        member.size = 4
+        archive.addfile(member, io.BytesIO(b"evil"))
+    inner = tmp_path / "data"
+    inner.mkdir()
+    os.replace(tmp_path / "cifar-10-binary.tar.gz", inner / "cifar-10-binary.tar.gz")
+    with pytest.raises(DataError, match="cannot unpack"):
+        load("cifar10", inner)
+    assert not (tmp_path / "outside.txt").exists()
+    assert [path.name for path in inner.iterdir()] == ["cifar-10-binary.tar.gz"]
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    cifar10(tmp_path, "python")
+
+    class Evil:
+        def __reduce__(self) -> object:
+            return os.mkdir, (str(tmp_path / "evil"),)
+
+    (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(DataError, match=r"not one of CIFAR-10's batches: it asks for .*mkdir"):
+        load("cifar10", tmp_path)
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_batch_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    cifar10(tmp_path, "binary")
+    file = tmp_path / "cifar-10-batches-bin" / "data_batch_2.bin"
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(DataError, match="cut off"):
+        load("cifar10", tmp_path)
+
+
+def mnist(folder: Path, *, zipped: bool) -> None:
+    folder.mkdir(parents=True)
+    for name, count in (("train", 30), ("t10k", 6)):
+        numbers = np.random.default_rng(count)
+        images, labels = numbers.integers(256, size=(count, 28, 28)), numbers.integers(10, size=count)
+        for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
+            head = struct.pack(">4B", 0, 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
+            data = head + values.astype(np.uint8).tobytes()
+            file = folder / f"{name}-{kind}-ubyte"
+            (file.with_name(file.name + ".gz") if zipped else file).write_bytes(gzip.compress(data) if zipped else data)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_mnist(tmp_path: Path, zipped: bool) -> None:
+    mnist(tmp_path / "MNIST" / "raw", zipped=zipped)
+    data = load("mnist", tmp_path)
+    assert data.train.pixels.shape == (27, 28, 28, 1)
+    assert len(data.held_out) == 3
+    assert len(data.tested) == 6
+    inputs, labels = next(data.epoch(1, batch=9, seed=0))
+    assert inputs.shape == (9, 1, 28, 28)
+    assert labels.shape == (9,)
+
+
+def test_a_damaged_mnist_file_is_named(tmp_path: Path) -> None:
+    mnist(tmp_path / "mnist", zipped=True)
+    file = tmp_path / "mnist" / "t10k-images-idx3-ubyte.gz"
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte\.gz is damaged"):
+        load("mnist", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("pictures")
+    numbers = np.random.default_rng(0)
+    for part, count in (("train", 10), ("val", 3)):
+        for name in ("cats", "dogs"):
+            (root / part / name).mkdir(parents=True)
+            for index in range(count):
+                shape = (int(numbers.integers(20, 60)), int(numbers.integers(20, 60)), 3)
+                image = Image.fromarray(numbers.integers(256, size=shape, dtype=np.uint8))
+                image.save(root / part / name / f"{index}.{'png' if index % 2 else 'jpg'}")
+    return root
+
+
+def folder_data(pictures: Path, workers: int = 0, augment: str = "crop-flip") -> SampleData:
+    options = {"size": 16, "workers": workers}
+    return load("folder", pictures, data_options=options, augment=augment)  # type: ignore[return-value]
+
+
+def test_a_folder_of_images(pictures: Path) -> None:
+    data = folder_data(pictures)
+    assert (len(data.train), len(data.held_out), len(data.tested)) == (18, 2, 6)
+    inputs, labels = next(data.test())
+    assert inputs.shape == (6, 3, 16, 16)
+    assert sorted(labels.tolist()) == [0, 0, 0, 1, 1, 1]
+    assert sum(len(batch) for batch in data.calibration(5)) == 5
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_can_be_taken_up_anywhere(pictures: Path, workers: int) -> None:
+    data = folder_data(pictures, workers)
+    before = torch.get_rng_state()
+    whole = list(data.epoch(2, batch=4, seed=1))
+    rest = list(folder_data(pictures).epoch(2, batch=4, seed=1, start=2))
+    other = list(data.epoch(3, batch=4, seed=1))
+    if not workers:
+        assert torch.equal(torch.get_rng_state(), before)
+    assert len(whole) == 4
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(whole[2:], rest, strict=True))
+    assert not torch.equal(whole[0][0], other[0][0])
+
+
+def test_images_in_memory_can_be_taken_up_anywhere_and_shared_out() -> None:
+    data = load("digits", augment="crop-flip")
+    whole = list(data.epoch(2, batch=64, seed=1))
+    rest = list(data.epoch(2, batch=64, seed=1, start=9))
+    assert all(torch.equal(a, b) for pair in zip(whole[9:], rest, strict=True) for a, b in zip(*pair, strict=True))
+    halves = [list(data.epoch(2, batch=64, seed=1, share=Share(index, 2))) for index in range(2)]
+    joined = [torch.cat([a[0], b[0]]) for a, b in zip(*halves, strict=True)]
+    assert all(torch.equal(a[0], b) for a, b in zip(whole, joined, strict=True))
+    with pytest.raises(ConfigError, match="does not split over 3 processes"):
+        next(data.epoch(1, batch=64, seed=0, share=Share(0, 3)))
+
+
+def test_a_broken_image_is_named(pictures: Path, tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        (tmp_path / part / "cats").mkdir(parents=True)
+        (tmp_path / part / "cats" / "torn.jpg").write_bytes(
+            next((pictures / "val" / "cats").glob("*")).read_bytes()[:50]
+        )
+    with pytest.raises(DataError, match=r"cannot read the image .*torn\.jpg"):
+        next(folder_data(tmp_path).test())
+    with pytest.raises(DataError, match="no sub-folders"):
+        folder_data(tmp_path / "nowhere")
+
+
+def test_standardised_channels_have_mean_0_and_deviation_1() -> None:
+    data = load("digits")
+    images = data.scale(data.train.pixels)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert abs(float(images.mean())) < 1e-4
+    assert abs(float(images.std(correction=0)) - 1) < 1e-4
+    unit = load("digits", scale="unit")
+    scaled = unit.scale(unit.train.pixels)
+    assert float(scaled.min()) == 0
+    assert float(scaled.max()) == 1
+
+
+def test_crops_are_parts_of_the_padded_image_or_of_its_mirror_image() -> None:
+    pixels = torch.randint(1, 256, (20, 32, 32, 3), dtype=torch.uint8)
+    crops = cropped_and_flipped(pixels, torch.Generator().manual_seed(0))
+    mirrored = 0
+    for image, crop in zip(pixels, crops, strict=True):
+        found = {
+            flip: any(torch.equal(window, crop.flip(1) if flip else crop) for window in windows(image))
+            for flip in (False, True)
+        }
+        assert any(found.values())
+        mirrored += found[True]
+    assert 0 < mirrored < len(pixels)
+
+
+def windows(image: torch.Tensor) -> Iterator[torch.Tensor]:
+    padded = torch.zeros(40, 40, 3, dtype=torch.uint8)
+    padded[4:36, 4:36] = image
+    return (padded[y : y + 32, x : x + 32] for y in range(9) for x in range(9))

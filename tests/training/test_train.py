@@ -1,0 +1,177 @@
+"""``pcn train``: settings from flags and TOML, the run's folder, the switch on the way, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pcn
+from pcn.cli import main
+from pcn.nn import PCModule
+from pcn.training import Settings
+from pcn.training.optimizers import learning_rate
+from pcn.training.requests import build_model, parse_rank, parse_switch, pcn_config
+
+SMALL = shlex.split(
+    "train --model small_network:build --data digits --optimizer adam --learning-rate 0.003 --batch 64 --epochs 3"
+    " --rank 0.25 --device cpu"
+)
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+
+
+def train(capsys: pytest.CaptureFixture[str], folder: Path, *flags: str) -> dict[str, Any]:
+    assert main([*SMALL, "--out", str(folder), "--json", *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["train", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("pcn: error: ")
+    assert len(error.splitlines()) == 1
+    return error
+
+
+def metrics(folder: Path, event: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+def test_a_run_leaves_everything_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    result = train(capsys, folder, "--switch-at", "1")
+    assert result["test_accuracy"] > 50
+    assert result["switch_epoch"] == 1
+    assert {path.name for path in folder.iterdir()} >= {
+        "settings.json", "plan.json", "metrics.jsonl", "result.json", "model", "checkpoints", "events",
+    }  # fmt: skip
+    assert [line["epoch"] for line in metrics(folder, "epoch")] == [1, 2, 3]
+    assert len(metrics(folder, "switch")) == 1
+    model = build_model(Settings(model="small_network:build"))
+    pcn.load(model, folder / "model")
+    assert any(isinstance(module, PCModule) for module in model.modules())
+    assert sum(p.numel() for p in model.parameters()) == result["trainable_params"]
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = train(capsys, tmp_path / "run")
+    assert train(capsys, tmp_path / "run") == first
+    assert len(metrics(tmp_path / "run", "epoch")) == 3
+
+
+@pytest.mark.parametrize("carried", ["--carry-state", "--no-carry-state"])
+@pytest.mark.parametrize("at", ["step 20", "accuracy slows", "subspaces settle"])
+def test_every_rule_switches_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], at: str, carried: str
+) -> None:
+    result = train(capsys, tmp_path / "run", "--switch-at", at, carried, "--epochs", "6", "--recalibrate")
+    assert result["switch_epoch"] is not None
+    assert result["test_accuracy"] > 60
+    if at == "step 20":
+        assert metrics(tmp_path / "run", "switch")[0]["step"] == 20
+
+
+def test_a_toml_file_and_flags_say_the_same_and_flags_win(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'model = "small_network:build"\ndata = "digits"\noptimizer = "adam"\nlearning_rate = 0.003\nbatch = 64\n'
+        'epochs = 9\nswitch_at = "1"\n[layers."8"]\nrank = 20\n[layers."4"]\nrank = "variance > 0.01"\n'
+    )
+    assert main(["train", str(file), "--epochs", "2", "--out", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["epoch"] == 2
+    plan = pcn.Plan.from_json((tmp_path / "run" / "plan.json").read_text())
+    assert plan.layers["8"].rank == 20
+    settings = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert settings["epochs"] == 2
+    assert settings["layers"]["4"] == {"rank": "variance > 0.01"}
+
+
+def test_a_budget_and_the_best_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sum(p.numel() for p in build_model(Settings(model="small_network:build")).parameters())
+    flags = ["--params", "0.5", "--switch-at", "1", "--keep-best", "--exclude", "10"]
+    assert main([*[f for f in SMALL if f not in ("--rank", "0.25")], *flags, "--out", str(tmp_path), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["trainable_params"] <= before / 2
+    accuracies = {line["epoch"]: line["validation_accuracy"] for line in metrics(tmp_path, "epoch")}
+    assert result["validation_accuracy"] == max(accuracies[2], accuracies[3])  # epoch 1 was another network's
+    assert accuracies[result["best_epoch"]] == result["validation_accuracy"]
+
+
+def test_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--out", str(tmp_path / "run"), "--switch-at", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "epoch 3/3: loss" in shown
+    assert "trained parameters, validation" in shown
+    assert "left alone:" in shown  # the plan's table
+    assert main([*SMALL, "--out", str(tmp_path / "run"), "--switch-at", "1"]) == 0
+    assert "goes on after epoch 3" in capsys.readouterr().out
+
+
+def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'conv4'" in refused(capsys, "--model", "conv5")
+    assert "cannot import 'nowhere'" in refused(capsys, "--model", "nowhere:build", "--out", str(tmp_path / "a"))
+    assert "has no function or class 'made'" in refused(
+        capsys, "--model", "small_network:made", "--out", str(tmp_path / "b")
+    )
+    assert "needs data_dir" in refused(capsys, "--data", "cifar10", "--out", str(tmp_path / "c"))
+    assert "give 64, 0.25 of the width" in refused(
+        capsys, "--rank", "lots", "--switch-at", "1", "--out", str(tmp_path / "d")
+    )
+    assert "switch_at='soon'" in refused(capsys, "--switch-at", "soon", "--out", str(tmp_path / "e"))
+    assert "cannot read" in refused(capsys, str(tmp_path / "none.toml"))
+    (tmp_path / "bad.toml").write_text("epochs = = 3")
+    assert "is not TOML" in refused(capsys, str(tmp_path / "bad.toml"))
+    (tmp_path / "odd.toml").write_text("epoch = 3")
+    assert "did you mean 'epochs'" in refused(capsys, str(tmp_path / "odd.toml"))
+    assert "epochs=0" in refused(capsys, "--epochs", "0")
+
+
+def test_names_of_the_paper_and_ranks() -> None:
+    config = pcn_config(Settings(pcn="wide_resnet20-pcn1"))
+    assert config is not None
+    assert config.layers["stage1.*"].rank == 16
+    with pytest.raises(pcn.ConfigError, match="plain network"):
+        pcn_config(Settings(pcn="conv4"))
+    with pytest.raises(pcn.ConfigError, match="leave rank"):
+        pcn_config(Settings(pcn="conv4-pcn", rank="4"))
+    with pytest.raises(pcn.ConfigError, match=r"layers\.fc1"):
+        pcn_config(Settings(layers={"fc1": {"ranks": 3}}))
+    assert parse_rank(" 1e-3 ") == 1e-3
+    assert parse_switch("0") == pcn.AfterEpoch(0)
+
+
+@given(st.floats(0, 50), st.sampled_from(["constant", "drops", "cosine"]), st.floats(0, 5))
+def test_the_rate_lies_between_0_and_the_one_given_and_never_rises_after_the_warm_up(
+    done: float, schedule: str, warmup: float
+) -> None:
+    settings = Settings(epochs=50, learning_rate=0.3, schedule=schedule, drops=(20, 40), warmup_epochs=warmup)
+    rate = learning_rate(settings, done)
+    assert 0 <= rate <= 0.3 + 1e-12
+    if done >= warmup:
+        assert learning_rate(settings, done + 1) <= rate + 1e-12
+
+
+def test_settings_survive_json() -> None:
+    settings = Settings(drops=(3.0, 5.0), layers={"fc*": {"rank": 4}}, exclude=("a", "b"))
+    again = Settings.from_mapping(json.loads(settings.to_json()))
+    assert again == settings
+    assert settings.differences(Settings()) == ["drops", "layers", "exclude"]
+
+
+def test_the_same_settings_give_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        torch.manual_seed(hash(name) % 1000)  # whatever went on before
+        train(capsys, tmp_path / name, "--switch-at", "1", "--augment", "crop-flip")
+    files = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("one", "two")]
+    assert files[0] == files[1]
