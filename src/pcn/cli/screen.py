@@ -26,18 +26,19 @@ class Screen:
     def __init__(self, *, json: bool = False) -> None:
         self.json = json
         self._out = _Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=True)
-        self._err = Console(stderr=True, quiet=json)
+        self._err = Console(stderr=True, quiet=json, highlight=False)
+        self._bar_is_shown = False
 
     def text(self, line: object = "") -> None:
         """Print as it is, unless only JSON is wanted."""
         if not self.json:
-            self._out.print(str(line), markup=False)
+            self._console.print(str(line), markup=False)
 
     def heading(self, line: str) -> None:
         """Print a line that stands out, after an empty one."""
         if not self.json:
-            self._out.print()
-            self._out.print(line, style="bold", markup=False)
+            self._console.print()
+            self._console.print(line, style="bold", markup=False)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Print a table: the first column is a name, all others are numbers."""
@@ -48,7 +49,7 @@ class Screen:
             table.add_column(column, justify="right" if index else "left", no_wrap=True)
         for row in rows:
             table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
-        self._out.print(table)
+        self._console.print(table)
 
     def result(self, value: Any) -> None:
         """Print the JSON document, if that is wanted."""
@@ -63,4 +64,13 @@ class Screen:
         hidden = not self._err.is_terminal or self.json
         with Progress(*columns, console=self._err, transient=True, disable=hidden) as bar:
             bar.add_task("", total=total)
-            yield bar
+            self._bar_is_shown = not hidden
+            try:
+                yield bar
+            finally:
+                self._bar_is_shown = False
+
+    @property
+    def _console(self) -> Console:
+        """Where lines go: on a terminal the bar must know of them, or they would be written into it."""
+        return self._err if self._bar_is_shown and self._out.is_terminal else self._out
