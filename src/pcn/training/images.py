@@ -56,7 +56,9 @@ class Scale:
 
     def __call__(self, pixels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Turn bytes (N, H, W, C) into the input of a network: (N, C, H, W), the channels last in memory."""
-        return ((pixels - self.mean) / self.deviation).to(dtype).permute(0, 3, 1, 2)
+        scaled = ((pixels - self.mean) / self.deviation).to(dtype)
+        # With one channel both layouts are the same; a view has the strides that everybody expects.
+        return scaled.view(len(pixels), 1, *pixels.shape[1:3]) if pixels.shape[3] == 1 else scaled.permute(0, 3, 1, 2)
 
 
 def cropped_and_flipped(pixels: Tensor, generator: torch.Generator) -> Tensor:

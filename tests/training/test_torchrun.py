@@ -1,0 +1,48 @@
+"""``pcn train`` under torchrun: several processes train one network; when one dies the job ends, and goes on later."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ARGUMENTS = (
+    "-m pcn train --model dying_network:build --data digits --optimizer adam --learning-rate 0.003 --batch 64"
+    " --epochs 3 --switch-at 2 --rank 0.25 --device cpu --checkpoint-every 0.5"
+)
+
+
+def torchrun(processes: int, folder: Path, dies: str = "-1 0 none") -> subprocess.CompletedProcess[str]:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return subprocess.run(
+        [*launch, *ARGUMENTS.split(), "--out", str(folder)],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "DIES": dies, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_job_whose_process_dies_ends_at_once_and_resumes_exactly(tmp_path: Path, processes: int) -> None:
+    whole = torchrun(processes, tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    assert f"{processes} processes" in whole.stdout
+    assert "Grad strides" not in whole.stderr
+
+    started = time.monotonic()
+    broken = torchrun(processes, tmp_path / "broken", f"1 33 {tmp_path / 'died'}")
+    assert broken.returncode != 0
+    assert time.monotonic() - started < 60  # it fails, it does not hang
+    assert not (tmp_path / "broken" / "result.json").exists()
+    again = torchrun(processes, tmp_path / "broken", f"1 33 {tmp_path / 'died'}")
+    assert again.returncode == 0, again.stderr
+    assert "goes on after epoch 2" in again.stdout
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "broken")]
+    assert weights[0] == weights[1]
