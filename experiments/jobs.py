@@ -18,17 +18,19 @@ def run_all(
     done: Callable[[Result], None],
     *,
     together: int = 1,
+    reuse: bool = False,
     ready: Callable[[Job, Sequence[Job]], bool] = lambda job, unfinished: True,
 ) -> int:
     """Run every job and hand each result to ``done``; return how many failed.
 
-    A job starts once it is ``ready``, which is asked with the jobs that are not finished yet.
+    With ``reuse`` a process does several jobs, which suits short ones. A job starts once it is ``ready``, which is
+    asked with the jobs that are not finished yet.
     """
     if together == 1:
         return sum(_finish(lambda job=job: run(job), done) for job in jobs)
     context = multiprocessing.get_context("spawn")
     waiting, running, failed = list(jobs), dict[Future[Result], Job](), 0
-    with ProcessPoolExecutor(together, mp_context=context, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(together, mp_context=context, max_tasks_per_child=None if reuse else 1) as pool:
         while waiting or running:
             unfinished = [*waiting, *running.values()]
             for job in [job for job in waiting if ready(job, unfinished)][: together - len(running)]:

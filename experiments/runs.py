@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,8 @@ class Job:
     shared: bool = False
     compiled: bool = False
     deadline: float = math.inf
+    each_epoch: Callable[[Trainer], Record] | None = None  # measured after every epoch, a list in the record
+    at_the_end: Callable[[Trainer], Record] | None = None  # measured once, added to the record
 
     def say(self, text: str) -> None:
         print(f"{self.network} seed {self.settings.seed} {text}", flush=True)
@@ -49,12 +51,16 @@ def run(job: Job) -> Record | None:
         data = load_data(job.settings, here.device, compute_dtype(here.device))
         folder = None if job.folder is None else stack.enter_context(RunFolder(job.folder, job.settings))
         seen: list[Record] = [] if folder is None else folder.metrics()
+        curve: list[Record] = []
 
         def tell(record: Record) -> None:
             seen.append(record)
             job.say(describe(record))
-            if record["event"] == "epoch" and record["epoch"] == job.trunk_epoch:
-                write_trunk(job.trunk, trainer)
+            if record["event"] == "epoch":
+                if record["epoch"] == job.trunk_epoch:
+                    write_trunk(job.trunk, trainer)
+                if job.each_epoch is not None:
+                    curve.append({"epoch": record["epoch"], **job.each_epoch(trainer)})
 
         trainer = Trainer(job.settings, data, folder, world=here, compiled=job.compiled, tell=tell)
         fresh = folder is None or not any((folder.path / "checkpoints").glob("*.pt"))
@@ -64,7 +70,10 @@ def run(job: Job) -> Record | None:
     if result is None:
         job.say(f"stops after epoch {trainer.progress.epoch}: its time is up")
         return None
-    return make_record(job, trainer, result, seen)
+    record = make_record(job, trainer, result, seen)
+    if job.each_epoch is not None:
+        record["curve"] = curve
+    return record if job.at_the_end is None else {**record, **job.at_the_end(trainer)}
 
 
 def write_trunk(path: Path | None, trainer: Trainer) -> None:
@@ -87,7 +96,7 @@ def make_record(job: Job, trainer: Trainer, result: Record, seen: Sequence[Recor
         "switch_epoch": result["switch_epoch"],
         **{name: result[name] for name in ("total_params", "trainable_params", "test_accuracy")},
         "validation_accuracy": result["validation_accuracy"],
-        **({"epoch_of_best_validation": result["best_epoch"]} if settings.keep_best else {}),
+        **({"epoch_of_best_validation": result["best_epoch"]} if settings.keep_best or settings.patience else {}),
         **{name: None if job.shared else result[name] for name in measured},
         "validation_before_switch": before[0] if before else None,
         "validation_after_switch": None if switched is None else switched["validation_accuracy"],
@@ -125,6 +134,10 @@ def add_common_arguments(parser: argparse.ArgumentParser, networks: Sequence[str
     parser.add_argument("--networks", nargs="+", choices=networks, default=networks, metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=seeds, metavar="SEED")
     parser.add_argument("--carry-state", action="store_true", help="keep the optimizer's state at the switch")
+    add_run_arguments(parser)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--together", type=int, default=1, metavar="N", help="runs at once, whose times are not kept")
     parser.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS")
     parser.add_argument("--results", type=Path, help="results file, if not the one in experiments/results")

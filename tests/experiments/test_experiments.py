@@ -117,6 +117,47 @@ def test_conv4_becomes_a_pcn(folder: Path, carry_state: bool) -> None:
     assert record["train_seconds"] > 0
 
 
+def test_the_dimensions_of_conv4_are_followed_over_the_epochs(folder: Path) -> None:
+    import conv4_dimensions
+    from cifar10_conv4 import settings
+    from runs import Job, run
+
+    short = dataclasses.replace(settings("conv4", 0, 2, folder, carry_state=False), batch=6)
+    record = run(Job("conv4", short, each_epoch=lambda trainer: {"found": conv4_dimensions.THRESHOLD}))
+    assert record["curve"] == [{"epoch": 1, "found": 0.1}, {"epoch": 2, "found": 0.1}]
+
+
+def test_robustness_transforms_all_layers_but_the_first_and_the_one_left_out(folder: Path) -> None:
+    import conv4_robustness as robustness
+    from runs import Job, run
+
+    assert len(robustness.ROBUSTNESS) == 20
+    assert len(robustness.ABLATION) == 24
+    for left_out in (None, "fc1"):
+        settings = robustness.settings((1e-4, 0.1, 1, left_out), 0, folder)
+        short = dataclasses.replace(settings, batch=6, epochs=2)
+        record = run(Job("conv4", short, at_the_end=robustness.ranks))
+        assert record["switch_epoch"] == 1
+        assert set(record["ranks"]) == {"conv2", "conv3", "conv4", "fc1", "fc2", "output"} - {left_out}
+
+
+def test_the_hidden_dimensions_of_the_mnist_network_are_counted(tmp_path: Path) -> None:
+    import mnist_width
+    from runs import Job, run
+
+    torch.manual_seed(0)
+    for name, size in (("train", 70), ("t10k", 6)):
+        pixels, labels = torch.randint(256, (size, 28, 28), dtype=torch.uint8), torch.randint(10, (size,))
+        for kind, values in (("images-idx3", pixels), ("labels-idx1", labels)):
+            head = bytes([0, 0, 8, values.ndim]) + b"".join(side.to_bytes(4) for side in values.shape)
+            (tmp_path / f"{name}-{kind}-ubyte").write_bytes(head + bytes(values.flatten().tolist()))
+    settings = dataclasses.replace(mnist_width.settings(20, 0, tmp_path), epochs=5)
+    record = run(Job("width 20", settings, at_the_end=mnist_width.dimensions))
+    assert record["width"] == 20
+    assert record["samples"] == 63
+    assert 0 <= record["effective_dimensions"] <= 20
+
+
 def test_records_are_kept_and_skipped(tmp_path: Path) -> None:
     from records import Records
 

@@ -62,6 +62,8 @@ class Settings:
     recalibrate: bool = option(False, "measure batch norm's statistics anew after the switch")
     calibration_samples: int = option(5000, "training samples to find the subspaces on")
     keep_best: bool = option(False, "end with the weights of the epoch with the best validation accuracy")
+    patience: int | None = option(None, "stop after so many epochs without a better one (and keep the best)")
+    min_delta: float = option(0.0, "points of validation accuracy by which an epoch must be better")
     checkpoint_every: float = option(1, "epochs between checkpoints; a fraction of one for several in an epoch")
 
     def __post_init__(self) -> None:
@@ -71,8 +73,10 @@ class Settings:
                 object.__setattr__(self, each.name, tuple(value) if isinstance(value, list) else (value,))
             if "choices" in each.metadata and value not in each.metadata["choices"]:
                 raise ConfigError(f"{each.name}={value!r}: choose one of {', '.join(each.metadata['choices'])}")
-        for name in ("epochs", "batch", "calibration_samples"):
+        for name in ("epochs", "batch", "calibration_samples", "patience"):
             value = getattr(self, name)
+            if name == "patience" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}={value!r}: give a whole number of at least 1")
         if self.checkpoint_every <= 0:

@@ -103,14 +103,20 @@ class Trainer:
     def run(self, deadline: float = math.inf) -> Record | None:
         """Train to the last epoch and return the result, or None when the deadline (as of time.time()) comes first."""
         self._resume()
-        while self.progress.epoch < self.settings.epochs:
+        while not self._ended:
             started = time.time()
             self._train_epoch()
             self._end_epoch()
-            if time.time() + 1.5 * (time.time() - started) > deadline and self.progress.epoch < self.settings.epochs:
+            if time.time() + 1.5 * (time.time() - started) > deadline and not self._ended:
                 self._checkpoint()
                 return None
         return self._finish()
+
+    @property
+    def _ended(self) -> bool:
+        progress, patience = self.progress, self.settings.patience
+        out_of_patience = patience is not None and progress.epoch - progress.best_epoch >= patience
+        return progress.epoch >= self.settings.epochs or out_of_patience
 
     def _train_epoch(self) -> None:
         """Do what is left of an epoch."""
@@ -147,10 +153,11 @@ class Trainer:
             validation_accuracy=accuracy,
             learning_rate=learning_rate(self.settings, progress.epoch - 1 / self.steps_per_epoch),
         )
-        if self.settings.keep_best and accuracy > progress.best_accuracy:
+        wanted = self.settings.keep_best or self.settings.patience is not None
+        if wanted and accuracy > progress.best_accuracy + self.settings.min_delta:
             self._keep_best(accuracy)
         self._offer_switch(accuracy)
-        if self._checkpoint_due() or progress.epoch == self.settings.epochs:
+        if self._checkpoint_due() or self._ended:
             self._checkpoint()
 
     def _offer_switch(self, accuracy: float) -> None:
@@ -192,7 +199,7 @@ class Trainer:
             self.optimizer = make_optimizer(self.model, self.settings, graphed=self.graphed)
         if self.folder is not None:
             self.folder.write_plan(switch.plan)
-        progress.best_accuracy, self.best = -1.0, None  # of another network
+        progress.best_accuracy, progress.best_epoch, self.best = -1.0, progress.epoch, None  # of another network
         self._log(
             "switch",
             validation_accuracy=self._validate(),
