@@ -190,3 +190,18 @@ def test_the_tables_in_the_documentation_are_those_of_the_results() -> None:
     shown = (EXPERIMENTS.parent / "docs" / "reproduction.md").read_text()
     for path in sorted(table.RESULTS.glob("*.json")):
         assert table.table(path.stem) in shown
+
+
+def test_figures_are_drawn_from_the_results_alone_and_the_same_every_time(tmp_path: Path) -> None:
+    plots = pytest.importorskip("plots", reason="needs matplotlib", exc_type=ImportError)
+    records = [
+        {"width": width, "effective_dimensions": width // 10, "test_accuracy": 97.0 + seed / 10, "seed": seed}
+        for width in (50, 100)
+        for seed in (0, 1)
+    ]
+    (tmp_path / "mnist_width.json").write_text(json.dumps({"records": records}))
+    for folder in ("one", "two"):
+        assert list(plots.draw(tmp_path, tmp_path / folder)) == ["mnist_width"]
+    for ending in ("png", "svg"):
+        first, second = ((tmp_path / folder / f"mnist_width.{ending}").read_bytes() for folder in ("one", "two"))
+        assert first == second

@@ -1,0 +1,174 @@
+"""Draw the paper's figures from the JSON in experiments/results, as PNG and SVG into docs/figures.
+
+python experiments/plots.py                 every figure whose results are there
+python experiments/plots.py --out FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from records import RESULTS
+
+FIGURES = Path(__file__).parents[1] / "docs" / "figures"
+INK, COLOURS = "#333333", ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart by everyone
+STYLE = {
+    "figure.figsize": (5.2, 3.4),
+    "figure.dpi": 150,
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.edgecolor": INK,
+    "legend.frameon": False,
+    "svg.hashsalt": "pcn",  # the same results give the same file
+}
+Record = dict[str, Any]
+
+
+def mnist_width(records: list[Record], axes: Axes) -> None:
+    """Figure 2a: effective dimensions of the hidden layer against its width."""
+    widths = sorted({record["width"] for record in records})
+    by_width = [[r for r in records if r["width"] == width] for width in widths]
+    _line(axes, widths, [[r["effective_dimensions"] for r in runs] for runs in by_width], "effective dimensions", 0)
+    axes.set_xlabel("nodes in the hidden layer (MNIST)")
+    axes.set_ylabel("dimensions with variance above 0.1")
+    axes.set_ylim(0)
+    right = axes.twinx()
+    right.grid(visible=False)
+    _line(right, widths, [[r["test_accuracy"] for r in runs] for runs in by_width], "test accuracy", 1)
+    right.set_ylabel("test accuracy (%)")
+    _one_legend(axes, right)
+
+
+def conv4_dimensions(records: list[Record], axes: Axes) -> None:
+    """Figure 2b: effective dimensions of the input of Conv4's fc1, and accuracies, over the epochs."""
+    epochs = [point["epoch"] for point in records[0]["curve"]]
+
+    def over_runs(name: str) -> list[list[float]]:
+        return [[record["curve"][index][name] for record in records] for index in range(len(epochs))]
+
+    _line(axes, epochs, over_runs("effective_dimensions"), "effective dimensions", 0)
+    axes.set_xlabel("epoch (Conv4 on CIFAR-10)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel("dimensions of fc1's input above 0.1")
+    axes.set_ylim(0)
+    right = axes.twinx()
+    right.grid(visible=False)
+    _line(right, epochs, over_runs("train_accuracy"), "train accuracy", 2)
+    _line(right, epochs, over_runs("test_accuracy"), "test accuracy", 1)
+    right.set_ylabel("accuracy (%)")
+    _one_legend(axes, right)
+
+
+def conv4_robustness(records: list[Record], axes: Axes) -> None:
+    """Test accuracy of Conv4's PCN against the epoch of the switch, for four pairs of thresholds."""
+    whole = [record for record in records if "without" not in record["network"]]
+    for colour, pair in enumerate(sorted({_thresholds(record) for record in whole})):
+        runs = [record for record in whole if _thresholds(record) == pair]
+        epochs = sorted({record["switch_epoch"] for record in runs})
+        by_epoch = [[r["test_accuracy"] for r in runs if r["switch_epoch"] == epoch] for epoch in epochs]
+        means, spread = [statistics.fmean(v) for v in by_epoch], [_deviation(v) for v in by_epoch]
+        places = [epoch + (colour - 1.5) * 0.06 for epoch in epochs]  # side by side, so that error bars can be read
+        axes.errorbar(places, means, spread, fmt="o-", ms=3, lw=1, capsize=2, color=COLOURS[colour], label=f"({pair})")
+    baseline = RESULTS / "cifar10_conv4.json"
+    parents = [r["test_accuracy"] for r in json.loads(baseline.read_text())["records"] if r["network"] == "conv4"]
+    axes.axhline(statistics.fmean(parents), color=INK, ls="--", lw=1, label="Conv4 itself")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("switch after epoch")
+    axes.set_ylabel("test accuracy at early stopping (%)")
+    axes.figure.legend(title="variance above (conv, dense)", loc="outside upper center", ncols=3)
+
+
+def conv4_ablation(records: list[Record], axes: Axes) -> None:
+    """Test accuracy when all layers but one are transformed."""
+    partial = [record for record in records if "without" in record["network"]]
+    layers = ["conv2", "conv3", "conv4", "fc1", "fc2", "output"]
+    pairs = sorted({_thresholds(record) for record in partial})
+    for index, pair in enumerate(pairs):
+        found = {
+            layer: [r["test_accuracy"] for r in partial if _thresholds(r) == pair and r["network"].endswith(layer)]
+            for layer in layers
+        }
+        there = [position for position, layer in enumerate(layers) if found[layer]]
+        means = [statistics.fmean(found[layers[position]]) for position in there]
+        errors = [_deviation(found[layers[position]]) for position in there]
+        places = [position + (index - 1.5) * 0.2 for position in there]
+        axes.bar(places, means, 0.18, yerr=errors, label=f"({pair})", color=COLOURS[index % 4], error_kw={"lw": 0.8})
+    axes.set_xticks(range(len(layers)), layers)
+    axes.set_xlabel("the layer that is not transformed")
+    axes.set_ylabel("test accuracy (%)")
+    axes.set_ylim(70)
+    axes.grid(visible=False, axis="x")
+    axes.figure.legend(title="variance above (conv, dense)", loc="outside upper center", ncols=2)
+
+
+def _thresholds(record: Record) -> str:
+    words = record["network"].replace(",", "").split()
+    return f"{words[3]}, {words[5]}"
+
+
+def _line(axes: Axes, places: list[float], values: list[list[float]], label: str, colour: int) -> None:
+    """Draw the mean over the runs, with a band of one standard deviation."""
+    means, spread = [statistics.fmean(v) for v in values], [_deviation(v) for v in values]
+    axes.plot(places, means, "o-", ms=3, color=COLOURS[colour], label=label)
+    low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
+    axes.fill_between(places, low, high, color=COLOURS[colour], alpha=0.15, lw=0)
+
+
+def _deviation(values: list[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _one_legend(*axes: Axes) -> None:
+    handles = [handle for each in axes for handle in each.get_legend_handles_labels()[0]]
+    axes[0].figure.legend(
+        handles, [handle.get_label() for handle in handles], loc="outside upper center", ncols=len(handles)
+    )
+
+
+DRAWINGS: dict[str, tuple[str, Callable[[list[Record], Axes], None]]] = {
+    "mnist_width": ("mnist_width", mnist_width),
+    "conv4_dimensions": ("conv4_dimensions", conv4_dimensions),
+    "conv4_robustness": ("conv4_robustness", conv4_robustness),
+    "conv4_ablation": ("conv4_robustness", conv4_ablation),
+}
+
+
+def draw(results: Path, out: Path) -> Iterable[str]:
+    """Draw every figure whose results are there; yield the names of those."""
+    mpl.use("Agg")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, (source, drawing) in DRAWINGS.items():
+        file = results / f"{source}.json"
+        if not file.exists():
+            print(f"{name}: no {file.name} yet")
+            continue
+        with mpl.rc_context(STYLE):
+            figure, axes = plt.subplots(layout="constrained")
+            drawing(json.loads(file.read_text())["records"], axes)
+            figure.savefig(out / f"{name}.png", metadata={"Software": None})
+            figure.savefig(out / f"{name}.svg", metadata={"Date": None})
+            plt.close(figure)
+        yield name
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=FIGURES)
+    options = parser.parse_args()
+    print("drawn:", ", ".join(draw(options.results, options.out)) or "nothing")
+
+
+if __name__ == "__main__":
+    main()
