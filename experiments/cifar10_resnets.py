@@ -16,6 +16,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from records import RESULTS, Records
@@ -29,7 +30,7 @@ NETWORKS = (PARENT, f"{PARENT}-pcn0", f"{PARENT}-pcn1", f"{PARENT}-pcn2", HALF, 
 EPOCHS, SWITCH, DROPS = 182, 15, (91, 136)  # the switch and the drops come after these epochs
 
 
-def settings(network: str, seed: int, epochs: int, data: Path, *, carry_state: bool, checkpoint_every: int) -> Settings:
+def settings(network: str, seed: int, epochs: int, data: Path, **more: Any) -> Settings:
     """The paper's recipe; another number of epochs scales the whole schedule."""
 
     def scaled(epoch: int) -> int:
@@ -56,32 +57,29 @@ def settings(network: str, seed: int, epochs: int, data: Path, *, carry_state: b
         **({"warmup_epochs": 1.0, "warmup_factor": 0.1} if network == "resnet110" else {}),
         pcn=network if is_pcn else None,
         switch_at=str(scaled(SWITCH)) if is_pcn else "never",
-        carry_state=carry_state,
-        checkpoint_every=checkpoint_every,
+        **more,
     )
 
 
 def make_job(network: str, seed: int, options: argparse.Namespace, deadline: float) -> Job:
-    carried = "-carried" if options.carry_state else ""
-    own = settings(
-        network,
-        seed,
-        options.epochs,
-        options.data,
-        carry_state=options.carry_state,
-        checkpoint_every=options.checkpoint_every,
-    )
+    asked = {name: getattr(options, name) for name in ("carry_state", "recalibrate", "checkpoint_every")}
+    own = settings(network, seed, options.epochs, options.data, **asked)
     branches = network == PARENT or own.pcn is not None
     return Job(
         network,
         own,
-        options.work / f"{network}-seed{seed}-epochs{options.epochs}{carried}",
+        options.work / f"{network}-seed{seed}-epochs{options.epochs}{variant(options)}",
         trunk=options.work / f"{PARENT}-seed{seed}-epochs{options.epochs}-trunk.pt" if branches else None,
         trunk_epoch=max(1, round(SWITCH * options.epochs / EPOCHS)),
         shared=options.together > 1,
         compiled=torch.cuda.is_available() and not options.eager,
         deadline=deadline,
     )
+
+
+def variant(options: argparse.Namespace) -> str:
+    """What sets these runs apart from the paper's, as the end of a file's name."""
+    return ("-carried" if options.carry_state else "") + ("-recalibrated" if options.recalibrate else "")
 
 
 def ready(job: Job, unfinished: Sequence[Job]) -> bool:
@@ -94,7 +92,7 @@ def ready(job: Job, unfinished: Sequence[Job]) -> bool:
 
 def main() -> None:
     options = arguments().parse_args()
-    records = Records(options.results or RESULTS / f"cifar10_resnets{'-carried' if options.carry_state else ''}.json")
+    records = Records(options.results or RESULTS / f"cifar10_resnets{variant(options)}.json")
     deadline = time.time() + options.time_limit
     jobs = [
         make_job(network, seed, options, deadline)
@@ -109,6 +107,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_arguments(parser, NETWORKS, seeds=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="another length scales the whole schedule")
+    parser.add_argument("--recalibrate", action="store_true", help="measure batch norm's statistics anew at the switch")
     parser.add_argument("--eager", action="store_true", help="do not compile the training step")
     parser.add_argument("--checkpoint-every", type=int, default=10, metavar="EPOCHS")
     parser.add_argument("--work", type=Path, default=Path("runs/cifar10_resnets"), help="folder for checkpoints")

@@ -46,6 +46,7 @@ def resnet_job(folder: Path, work: str, network: str = "resnet20", epochs: int =
         epochs=epochs,
         checkpoint_every=1,
         carry_state=changes.pop("carry_state", False),
+        recalibrate=False,
         together=1,
         eager=True,
     )
