@@ -134,6 +134,9 @@ def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path, capsys: pytest
     assert "is not TOML" in refused(capsys, str(tmp_path / "bad.toml"))
     (tmp_path / "odd.toml").write_text("epoch = 3")
     assert "did you mean 'epochs'" in refused(capsys, str(tmp_path / "odd.toml"))
+    assert "larger than the training set" in refused(
+        capsys, *SMALL[1:], "--batch", "1000", "--out", str(tmp_path / "f")
+    )
     assert "epochs=0" in refused(capsys, "--epochs", "0")
 
 

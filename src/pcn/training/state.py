@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pcn.training.optimizers import make_optimizer
+from pcn.training.progress import Progress
 
 if TYPE_CHECKING:
     from pcn.training.trainer import Trainer
@@ -28,8 +29,6 @@ def take(run: Trainer) -> dict[str, Any]:
 
 def put_back_(run: Trainer, state: dict[str, Any]) -> None:
     """Bring a run, newly made from the same settings, to a state that was taken."""
-    from pcn.training.trainer import Progress
-
     run.progress = Progress(**state["progress"])
     if run.switch is not None and state["switch"] is not None:
         run.switch.load_state_dict(state["switch"])  # gives model and optimizer the shape of what follows

@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from pcn.cost import count
+from pcn.errors import ConfigError
 from pcn.switching import Switch
 from pcn.training.data import Batch, Data
 from pcn.training.evaluation import accuracy_percent
 from pcn.training.meter import Stopwatch, plus
 from pcn.training.optimizers import learning_rate, make_optimizer, set_learning_rate_
+from pcn.training.progress import Progress
 from pcn.training.requests import build_model, parse_params, parse_switch, pcn_config
 from pcn.training.run_folder import RunFolder
 from pcn.training.settings import Settings
@@ -27,23 +29,6 @@ from pcn.training.step import Step
 from pcn.training.world import World
 
 Record = dict[str, Any]
-
-
-@dataclass
-class Progress:
-    """How far a run has come; seconds and joules are None where they are not known."""
-
-    step: int = 0
-    epoch: int = 0
-    loss_sum: float = 0.0
-    train_seconds: float | None = 0.0
-    energy_j: float | None = 0.0
-    switch_seconds: float | None = None
-    setup_seconds: float | None = 0.0
-    switch_epoch: int | None = None
-    best_accuracy: float = -1.0
-    best_epoch: int = 0
-    branched: bool = False  # whether the first epochs were another run's
 
 
 class Trainer:
@@ -71,13 +56,14 @@ class Trainer:
         self._keeps = self.world.from_first(folder is not None)  # only the first process has the folder
         self.graphed = self.device.type == "cuda" and self.world.size == 1
         self.steps_per_epoch = data.steps(settings.batch)
+        if self.steps_per_epoch == 0:
+            raise ConfigError(f"a batch of {settings.batch} is larger than the training set: give a smaller one")
         self.progress = Progress()
         self.best: dict[str, Tensor] | None = None
         torch.manual_seed(settings.seed)
         random.seed(settings.seed)
         self.model = build_model(settings).to(self.device)
-        if self.device.type == "cuda":
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._lay_out_()
         self.optimizer = make_optimizer(self.model, settings, graphed=self.graphed)
         self.wrapped = self.world.wrap(self.model)
         torch.manual_seed(settings.seed + 7919 * self.world.rank)  # dropout differs between processes
@@ -176,6 +162,7 @@ class Trainer:
     def _set_up(self, inputs: Tensor, labels: Tensor) -> Step:
         """Make the training step, which is where compilation and capture take their time."""
         self._count_time()
+        self._lay_out_()
         self._step = Step(
             self.wrapped,
             self.optimizer,
@@ -187,6 +174,11 @@ class Trainer:
         )
         self.progress.setup_seconds = plus(self.progress.setup_seconds, self._watch.lap()[0])
         return self._step
+
+    def _lay_out_(self) -> None:
+        """Have the channels last in memory, which convolutions on a GPU are fastest with."""
+        if self.device.type == "cuda":
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _switched(self, switch: Switch) -> None:
         """Go on with the network that the switch has made; everything set up for the old one goes."""
@@ -258,9 +250,7 @@ class Trainer:
         return taken
 
     def _count_time(self) -> None:
-        seconds, energy_j = self._watch.lap()
-        self.progress.train_seconds = plus(self.progress.train_seconds, seconds)
-        self.progress.energy_j = plus(self.progress.energy_j, energy_j)
+        self.progress.count(*self._watch.lap())
 
     def _log(self, event: str, **values: Any) -> None:
         record = {"event": event, "epoch": self.progress.epoch, "step": self.progress.step, **values}
