@@ -101,13 +101,16 @@ def test_one_folder_one_process(tmp_path: Path) -> None:
 
 
 def test_other_settings_need_another_folder(tmp_path: Path) -> None:
-    RunFolder(tmp_path / "run", Settings(epochs=5)).close()
+    RunFolder(tmp_path / "run", Settings(epochs=4)).close()  # never began
+    with RunFolder(tmp_path / "run", Settings(epochs=5)) as folder:
+        folder.begin()
     with pytest.raises(pcn.ConfigError, match=r"other settings \(epochs was 5\): choose another folder"):
         RunFolder(tmp_path / "run", Settings(epochs=6))
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run", Settings()) as folder:
+        folder.begin()
         folder.log({"event": "epoch", "step": 10})
         folder.log({"event": "epoch", "step": 20})
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:

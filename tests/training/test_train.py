@@ -119,25 +119,24 @@ def test_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean 'conv4'" in refused(capsys, "--model", "conv5")
-    assert "cannot import 'nowhere'" in refused(capsys, "--model", "nowhere:build", "--out", str(tmp_path / "a"))
-    assert "has no function or class 'made'" in refused(
-        capsys, "--model", "small_network:made", "--out", str(tmp_path / "b")
-    )
-    assert "needs data_dir" in refused(capsys, "--data", "cifar10", "--out", str(tmp_path / "c"))
-    assert "give 64, 0.25 of the width" in refused(
-        capsys, "--rank", "lots", "--switch-at", "1", "--out", str(tmp_path / "d")
-    )
-    assert "switch_at='soon'" in refused(capsys, "--switch-at", "soon", "--out", str(tmp_path / "e"))
-    assert "cannot read" in refused(capsys, str(tmp_path / "none.toml"))
+    def error(*arguments: str) -> str:
+        return refused(
+            capsys, *arguments, "--out", str(tmp_path / "run")
+        )  # one folder: a failed start does not take it
+
+    assert "did you mean 'conv4'" in error("--model", "conv5")
+    assert "cannot import 'nowhere'" in error("--model", "nowhere:build")
+    assert "has no function or class 'made'" in error("--model", "small_network:made")
+    assert "needs data_dir" in error("--data", "cifar10")
+    assert "give 64, 0.25 of the width" in error("--rank", "lots", "--switch-at", "1")
+    assert "switch_at='soon'" in error("--switch-at", "soon")
+    assert "cannot read" in error(str(tmp_path / "none.toml"))
     (tmp_path / "bad.toml").write_text("epochs = = 3")
-    assert "is not TOML" in refused(capsys, str(tmp_path / "bad.toml"))
+    assert "is not TOML" in error(str(tmp_path / "bad.toml"))
     (tmp_path / "odd.toml").write_text("epoch = 3")
-    assert "did you mean 'epochs'" in refused(capsys, str(tmp_path / "odd.toml"))
-    assert "larger than the training set" in refused(
-        capsys, *SMALL[1:], "--batch", "1000", "--out", str(tmp_path / "f")
-    )
-    assert "epochs=0" in refused(capsys, "--epochs", "0")
+    assert "did you mean 'epochs'" in error(str(tmp_path / "odd.toml"))
+    assert "larger than the training set" in error(*SMALL[1:], "--batch", "1000")
+    assert "epochs=0" in error("--epochs", "0")
 
 
 def test_names_of_the_paper_and_ranks() -> None:

@@ -25,7 +25,7 @@ class RunFolder:
     """Everything that a run leaves behind; one process at a time may write into it."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
-        self.path = path
+        self.path, self._settings = path, settings
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -33,25 +33,28 @@ class RunFolder:
         self._metrics: TextIO | None = None
         self._lock = _locked(path / LOCK)
         try:
-            self._check_settings(settings)
+            self._check_settings()
         except BaseException:
             self.close()
             raise
         self.checkpoints = Checkpoints(path / "checkpoints")
 
-    def _check_settings(self, settings: Settings) -> None:
+    def begin(self) -> None:
+        """Write the settings down: from now on the folder belongs to this run."""
+        if not (self.path / SETTINGS).exists():
+            write_text(self.path / SETTINGS, self._settings.to_json())
+
+    def _check_settings(self) -> None:
         file = self.path / SETTINGS
         if not file.exists():
-            others = [found.name for found in self.path.iterdir() if found.name != LOCK]
-            if others and METRICS in others:
+            if (self.path / METRICS).exists():
                 raise CheckpointError(f"{self.path} holds a run without its {SETTINGS}: choose another folder")
-            write_text(file, settings.to_json())
             return
         try:
             earlier = Settings.from_mapping(json.loads(file.read_text()))
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"{file} is damaged ({error}): choose another folder") from error
-        if names := settings.differences(earlier):
+        if names := self._settings.differences(earlier):
             changes = ", ".join(f"{name} was {getattr(earlier, name)!r}" for name in names)
             raise ConfigError(f"{self.path} holds a run with other settings ({changes}): choose another folder")
 

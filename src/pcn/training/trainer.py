@@ -276,6 +276,8 @@ class Trainer:
         """Go on from the last checkpoint, if there is one."""
         if not self._keeps:
             return
+        if self.folder is not None:
+            self.folder.begin()
         state, damaged = (None, []) if self.folder is None else self.folder.checkpoints.newest(self.device)
         state = self.world.from_first(state)
         if state is not None:
