@@ -141,8 +141,8 @@ def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path, capsys: pytest
 
 def test_names_of_the_paper_and_ranks() -> None:
     config = pcn_config(Settings(pcn="wide_resnet20-pcn1"))
-    assert config is not None
     assert config.layers["stage1.*"].rank == 16
+    assert pcn_config(Settings(pcn="conv4-pcn", order="kept_block", train_basis=True)).order == "kept_block"
     with pytest.raises(pcn.ConfigError, match="plain network"):
         pcn_config(Settings(pcn="conv4"))
     with pytest.raises(pcn.ConfigError, match="leave rank"):

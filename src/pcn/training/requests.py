@@ -6,13 +6,14 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from pcn import models
-from pcn.config import ExplainedVariance, LayerRule, PCNConfig, Rank, Threshold
+from pcn.config import ExplainedVariance, LayerRule, Order, PCNConfig, Rank, Threshold
 from pcn.errors import ConfigError
 from pcn.switching import AccuracySlows, AfterEpoch, AfterStep, SubspacesSettle, SwitchRule
 from pcn.training.settings import Settings
@@ -44,18 +45,27 @@ def import_factory(path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def pcn_config(settings: Settings) -> PCNConfig | None:
-    """The configuration of the switch, or None where settings leave everything to the defaults."""
+def pcn_config(settings: Settings) -> PCNConfig:
+    """The configuration of the switch."""
     own = settings.rank or settings.keep_outputs or settings.layers or settings.exclude
-    if settings.pcn is not None:
-        if own:
-            raise ConfigError("pcn names a configuration of the paper: leave rank, keep_outputs, layers, exclude out")
-        config = models.config(settings.pcn)
-        if config is None:
+    if settings.pcn is None:
+        config = _own_config(settings)
+    elif own:
+        raise ConfigError("pcn names a configuration of the paper: leave rank, keep_outputs, layers, exclude out")
+    else:
+        found = models.config(settings.pcn)
+        if found is None:
             raise ConfigError(f"pcn={settings.pcn!r} is a plain network; its PCNs end in -pcn, -pcn0 and so on")
-        return config
-    if not own:
-        return None
+        config = found
+    return replace(
+        config,
+        order=cast(Order, settings.order),
+        train_basis=settings.train_basis,
+        keep_dropped=settings.keep_dropped,
+    )
+
+
+def _own_config(settings: Settings) -> PCNConfig:
     rules = {name: _layer_rule(name, rule) for name, rule in settings.layers.items()}
     rank = PCNConfig().rank if settings.rank is None else parse_rank(settings.rank)
     return PCNConfig(rank, parse_keep(settings.keep_outputs), layers=rules, exclude=settings.exclude)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from pcn.config import ORDERS
 from pcn.errors import ConfigError, suggest
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -57,6 +58,9 @@ class Settings:
     keep_outputs: float | None = option(None, "outputs that every layer keeps: a number, or a fraction")
     layers: dict[str, Any] = option({}, "rank and keep_outputs for layers by name or glob")
     exclude: tuple[str, ...] = option((), "layers to leave alone, by name or glob")
+    order: str = option("truncate_first", "how a layer reads inputs of which some are dropped", choices=ORDERS)
+    train_basis: bool = option(False, "train the bases too")
+    keep_dropped: bool = option(False, "keep the dropped part of the weights, frozen")
     switch_at: str = option("never", 'an epoch, "step 500", "accuracy slows", "subspaces settle" or "never"')
     carry_state: bool = option(True, "keep the optimizer's state at the switch")
     recalibrate: bool = option(False, "measure batch norm's statistics anew after the switch")
