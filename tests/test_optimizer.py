@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
+from new_coordinates import MODELS, NewCoordinates, batch, planned
+from small import record
 from torch import Tensor, nn
 
 import pcn
+from pcn.config import ORDERS
 from pcn.nn import PCModule
+from pcn.replaced import SECOND_MOMENTS
 
+GAINED = {"normalised": ("0.bias", "3.bias")}  # biases of layers that had none
 FULL = pcn.PCNConfig(rank=1.0, skip_larger=False)
 
 
@@ -80,45 +86,73 @@ def test_where_batch_norm_follows_sgd_goes_on_along_the_parents_own_path() -> No
         assert found == pytest.approx(expected, rel=1e-11)
 
 
-@pytest.mark.parametrize("rank", [3, 7])
-@pytest.mark.parametrize("foreach", [False, True])
-def test_momentum_is_what_it_would_be_had_it_been_gathered_in_the_new_coordinates(rank: int, foreach: bool) -> None:
-    model = dense_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.8, foreach=foreach)
-    stats = pcn.analyze(model, [vectors(7)[0]])
-    basis, mean = stats.basis("2", rank), stats.mean("2")
-    gathered = torch.zeros(6, rank, dtype=torch.double)
-    for seed in range(4):
-        step(model, optimizer, vectors(seed))
-        weight, bias = model[2].weight.grad, model[2].bias.grad
-        gathered = 0.8 * gathered + (weight - torch.outer(bias, mean)) @ basis
-    bias_buffer = optimizer.state[model[2].bias]["momentum_buffer"].clone()
-    config = pcn.PCNConfig(rank=None, layers={"2": pcn.LayerRule(rank=rank)}, skip_larger=False)
-    pcn.make_plan(model, stats, config).apply_(model, stats, optimizer=optimizer)
-    torch.testing.assert_close(optimizer.state[model[2].weight]["momentum_buffer"], gathered, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(optimizer.state[model[2].bias]["momentum_buffer"], bias_buffer)
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "plain": (torch.optim.SGD, {}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.8}),
+    "nesterov": (torch.optim.SGD, {"momentum": 0.8, "nesterov": True}),
+    "dampening": (torch.optim.SGD, {"momentum": 0.8, "dampening": 0.3}),
+    "decay": (torch.optim.SGD, {"momentum": 0.8, "weight_decay": 0.1}),
+    "maximize": (torch.optim.SGD, {"momentum": 0.8, "weight_decay": 0.1, "maximize": True}),
+    "foreach": (torch.optim.SGD, {"momentum": 0.8, "foreach": True}),
+    "fused": (torch.optim.SGD, {"momentum": 0.8, "fused": True}),
+    "tensor rate": (torch.optim.SGD, {"momentum": 0.8, "lr": torch.tensor(0.05)}),
+    "Adam": (torch.optim.Adam, {}),
+    "Adam decay": (torch.optim.Adam, {"weight_decay": 0.1, "betas": (0.7, 0.9)}),
+    "Adam amsgrad": (torch.optim.Adam, {"amsgrad": True, "foreach": False}),
+    "Adam maximize": (torch.optim.Adam, {"maximize": True}),
+    "AdamW": (torch.optim.AdamW, {"weight_decay": 0.1}),
+    "AdamW foreach": (torch.optim.AdamW, {"weight_decay": 0.1, "foreach": True}),
+    "AdamW fused": (torch.optim.AdamW, {"weight_decay": 0.1, "fused": True, "amsgrad": True}),
+}
+EVERYWHERE = ("decay", "Adam decay")  # the others need not meet every kind of layer in every order
+SOMEWHERE = [("dense", None), ("grouped", "kept_block"), ("normalised", "truncate_first")]
+CASES = [(kind, order, name) for kind in MODELS for order in (None, *ORDERS) for name in EVERYWHERE]
+CASES += [(*case, name) for case in SOMEWHERE for name in OPTIMIZERS if name not in EVERYWHERE]
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
-@pytest.mark.parametrize("options", [{}, {"amsgrad": True}, {"foreach": True}, {"fused": True}, {"foreach": False}])
-def test_adam_keeps_its_step_count_and_first_moments(kind: type[torch.optim.Adam], options: dict[str, bool]) -> None:
-    model = dense_net()
-    optimizer = kind(model.parameters(), lr=0.01, **options)
-    stats = pcn.analyze(model, [vectors(7)[0]])
+@pytest.mark.parametrize(("kind", "order", "optimizer_kind"), CASES)
+def test_history_is_what_it_would_be_had_it_been_gathered_in_the_new_coordinates(
+    kind: str, order: str | None, optimizer_kind: str
+) -> None:
+    make, options = OPTIMIZERS[optimizer_kind]
+    model, stats, plan = planned(kind, order)
+    model, new = copy.deepcopy(model), NewCoordinates.of(kind, order)
+    optimizer = make(model.parameters(), **{"lr": 0.05} | options)
+    gathering = make(new.small.parameters(), **options | {"lr": 0.0, "weight_decay": 0.0})
+    decay = 0.0 if make is torch.optim.AdamW else options.get("weight_decay", 0.0)  # AdamW's is no gradient
     for seed in range(3):
-        step(model, optimizer, vectors(seed))
-    before = copy.deepcopy(optimizer.state[model[2].weight])
-    bias_before = optimizer.state[model[2].bias]["exp_avg"].clone()
-    config = pcn.PCNConfig(rank=None, layers={"2": pcn.LayerRule(rank=4)}, skip_larger=False)
-    pcn.make_plan(model, stats, config).apply_(model, stats, optimizer=optimizer)
-    after = optimizer.state[model[2].weight]
-    expected = (before["exp_avg"] - torch.outer(bias_before, stats.mean("2"))) @ stats.basis("2", 4)
-    torch.testing.assert_close(after["exp_avg"], expected, rtol=1e-12, atol=1e-14)
-    assert torch.equal(torch.as_tensor(after["step"]), torch.as_tensor(before["step"]))
-    assert (after["exp_avg_sq"] >= 0).all()
-    assert after.keys() == before.keys()
+        gradients = new.gradients(model, batch(kind, seed), -decay if options.get("maximize") else decay)
+        for name, parameter in new.small.named_parameters():
+            parameter.grad = gradients[name]
+        gathering.step()
+        step(model, optimizer, batch(kind, seed))
+    plan.apply_(model, stats, optimizer=optimizer, check=False)
+    for name, parameter in model.named_parameters():
+        found, expected = optimizer.state[parameter], gathering.state[new.small.get_parameter(name)]
+        if make is not torch.optim.SGD and name in GAINED.get(kind, ()):
+            assert not found  # as if it had never had a gradient, which batch norm sees to
+            assert expected["exp_avg"].abs().max() < 1e-12
+            continue
+        assert found.keys() == expected.keys()
+        for entry in found:
+            if entry not in SECOND_MOMENTS:
+                assert_close(found[entry], expected[entry])
+            else:
+                assert found[entry].shape == parameter.shape
+                assert (found[entry] >= 0).all()
+        if "max_exp_avg_sq" in found:
+            assert (found["max_exp_avg_sq"] >= found["exp_avg_sq"]).all()
+
+    if make is torch.optim.SGD:  # all of its history is exact, so that the reference's path is the model's own
+        new.small.load_state_dict(model.state_dict())
+        gathering.param_groups[0].update({key: optimizer.param_groups[0][key] for key in ("lr", "weight_decay")})
     for seed in range(3, 6):
-        assert step(model, optimizer, vectors(seed)) > 0
+        losses = [step(*run, batch(kind, seed)) for run in ((model, optimizer), (new.small, gathering))]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-10) or make is not torch.optim.SGD
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected), rtol=1e-10, atol=1e-13)
 
 
 def test_parameters_stay_in_their_groups_and_a_gained_bias_joins_its_weight() -> None:
@@ -140,7 +174,7 @@ def test_parameters_stay_in_their_groups_and_a_gained_bias_joins_its_weight() ->
     assert any(p is model[1].weight for p in second)
     assert model[1].weight.shape == (4,)
     assert optimizer.state[model[1].weight]["momentum_buffer"].shape == (4,)
-    assert model[3].bias not in optimizer.state
+    assert not optimizer.state[model[3].bias]["momentum_buffer"].any()
     step(model, optimizer, images(2))
     warm_up.step()
 
@@ -156,19 +190,63 @@ def test_a_group_that_knows_names_learns_the_new_ones() -> None:
     assert all(names[name] is own[name] for name in own)
 
 
-def test_another_optimizer_starts_afresh_with_a_warning_or_is_refused() -> None:
+OTHERS = ["ASGD", "Adadelta", "Adafactor", "Adagrad", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop"]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_another_optimizer_starts_afresh_with_a_warning_or_is_refused(kind: str) -> None:
     model = dense_net()
-    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
+    given = [p for p in model.parameters() if kind != "Muon" or p.ndim == 2]
+    optimizer = getattr(torch.optim, kind)(given, lr=0.01)
     step(model, optimizer, vectors(0))
+    kept = optimizer.state[model[0].weight]
     stats = pcn.analyze(model, [vectors(1)[0]])
-    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=3, skip_larger=False))
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(pcn.PlanError, match="RMSprop"):
+    config = pcn.PCNConfig(rank=3, exclude=("0",), skip_larger=False)
+    plan = pcn.make_plan(model, stats, config)
+    before, parameters = record(model), list(optimizer.param_groups[0]["params"])
+    with pytest.raises(pcn.PlanError, match=f"{kind} is not SGD, Adam or AdamW.*strict=False"):
         plan.apply_(model, stats, optimizer=optimizer, strict=True)
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    with pytest.warns(UserWarning, match="RMSprop.*starts afresh"):
+    assert record(model) == before
+    assert all(p is q for p, q in zip(optimizer.param_groups[0]["params"], parameters, strict=True))
+    with pytest.warns(UserWarning, match=f"{kind} is not .*starts afresh"):
         plan.apply_(model, stats, optimizer=optimizer)
-    assert model[2].weight not in optimizer.state
+    fresh = getattr(torch.optim, kind)([model[2].weight], lr=0.01).state[model[2].weight]
+    assert optimizer.state[model[2].weight].keys() == fresh.keys()
+    assert optimizer.state[model[0].weight] is kept
+    weight = model[2].weight.detach().clone()
+    for seed in (2, 3):
+        step(model, optimizer, vectors(seed))
+    assert not torch.equal(model[2].weight, weight)
+
+
+def test_a_gained_bias_that_an_optimizer_does_not_take_is_refused_beforehand() -> None:
+    model = nn.Sequential(nn.Linear(5, 8, bias=False), nn.Tanh(), nn.Linear(8, 8, bias=False), nn.Tanh()).double()
+    optimizer = torch.optim.Muon(model.parameters(), lr=0.01)
+    before = record(model)
+    with pytest.warns(UserWarning, match="Muon"), pytest.raises(pcn.PlanError, match=r"Muon does not take .*2D.*bias"):
+        switch(model, optimizer, pcn.PCNConfig(rank=3, skip_larger=False), [vectors(1)[0]])
+    assert record(model) == before
+
+
+def test_a_history_of_all_parameters_together_is_refused() -> None:
+    model = dense_net()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    before = record(model)
+    with pytest.raises(pcn.PlanError, match="LBFGS keeps one history"):
+        switch(model, optimizer, FULL, [vectors(1)[0]])
+    assert record(model) == before
+
+
+def test_an_optimizer_with_a_constructor_of_its_own_gets_the_new_parameters() -> None:
+    class OfModel(torch.optim.RMSprop):
+        def __init__(self, model: nn.Module, **options: Any) -> None:
+            super().__init__(model.parameters(), lr=0.01)
+
+    model = dense_net()
+    optimizer = OfModel(model)
+    with pytest.warns(UserWarning, match="OfModel is not"):
+        switch(model, optimizer, FULL, [vectors(1)[0]])
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
     step(model, optimizer, vectors(2))
 
 
@@ -224,7 +302,7 @@ def test_the_optimizer_of_another_model_is_refused() -> None:
     assert pcn.get_plan(model) is None
 
 
-def test_state_of_an_unknown_kind_starts_afresh() -> None:
+def test_state_of_an_unknown_kind_starts_afresh_or_is_refused() -> None:
     class Remembering(torch.optim.Adam):
         pass
 
@@ -233,6 +311,47 @@ def test_state_of_an_unknown_kind_starts_afresh() -> None:
     step(model, optimizer, vectors(0))
     for state in optimizer.state.values():
         state["previous"] = state["exp_avg"].clone()
-    with pytest.warns(UserWarning, match="'previous' is unknown"):
-        switch(model, optimizer, pcn.PCNConfig(rank=3, skip_larger=False), [vectors(1)[0]])
-    assert model[2].weight not in optimizer.state or not optimizer.state[model[2].weight]
+    stats = pcn.analyze(model, [vectors(1)[0]])
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=3, skip_larger=False))
+    before = record(model)
+    with pytest.raises(pcn.PlanError, match="'previous', which is unknown"):
+        plan.apply_(model, stats, optimizer=optimizer, strict=True)
+    assert record(model) == before
+    with pytest.warns(UserWarning, match="'previous', which is unknown"):
+        plan.apply_(model, stats, optimizer=optimizer)
+    assert model[2].weight not in optimizer.state
+    step(model, optimizer, vectors(2))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_history_that_was_carried_in_inference_mode_can_be_added_to(kind: type[torch.optim.Optimizer]) -> None:
+    model = dense_net()
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    optimizer = kind(model.parameters(), lr=0.01, **options)
+    step(model, optimizer, vectors(0))
+    nn.functional.cross_entropy(model(vectors(1)[0]), vectors(1)[1]).backward()
+    with torch.inference_mode():
+        switch(model, optimizer, FULL, [vectors(1)[0]])
+    nn.functional.cross_entropy(model(vectors(2)[0]), vectors(2)[1]).backward()
+    optimizer.step()
+    step(model, optimizer, vectors(3))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("options", [{"capturable": True}, {"fused": True}, {"foreach": True, "capturable": True}])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_history_on_a_gpu_stays_there(kind: type[torch.optim.Optimizer], options: dict[str, bool]) -> None:
+    model = dense_net().cuda()
+    optimizer = kind(model.parameters(), lr=0.01, **options)
+    step(model, optimizer, tuple(t.cuda() for t in vectors(0)))
+    stats = pcn.analyze(model, [vectors(1)[0]])
+    before = copy.deepcopy(optimizer.state[model[2].weight])
+    bias = optimizer.state[model[2].bias]["exp_avg"].clone()
+    pcn.make_plan(model, stats, pcn.PCNConfig(rank=4, skip_larger=False)).apply_(model, stats, optimizer=optimizer)
+    after = optimizer.state[model[2].weight]
+    expected = (before["exp_avg"] - torch.outer(bias, stats.mean("2").cuda())) @ stats.basis("2", 4).cuda()
+    torch.testing.assert_close(after["exp_avg"], expected, rtol=1e-10, atol=1e-13)
+    assert {key: value.device for key, value in after.items()} == {key: value.device for key, value in before.items()}
+    for seed in (2, 3):
+        step(model, optimizer, tuple(t.cuda() for t in vectors(seed)))

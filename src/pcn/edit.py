@@ -12,8 +12,8 @@ from pcn.bases import Bases, Basis, kept_inputs
 from pcn.fit import check_fits, tensors_of
 from pcn.layers import LAYER_TYPES, canonical_weight
 from pcn.nn import PCModule, empty_like
-from pcn.optimizer import Replaced, carry_cut, carry_projected
 from pcn.plan import LayerPlan, Plan
+from pcn.replaced import Replaced, carry_cut, carry_projected
 from pcn.transform import dropped_part, reader_transform, select_inputs
 
 Swap = tuple[nn.Module, nn.Module]  # the old layer and the new one
@@ -25,7 +25,7 @@ class Edit:
 
     swaps: list[Swap] = field(default_factory=list)
     cut: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # id of the old tensor -> (old, new)
-    replaced: list[Replaced] = field(default_factory=list)  # what an optimizer has to know
+    replaced: list[Replaced] = field(default_factory=list)  # the parameters that give way
 
 
 def transforming(plan: Plan, model: nn.Module, bases: Bases) -> Edit:

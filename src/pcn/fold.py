@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pcn.distributed.refusals import check_changeable
 from pcn.edit import Edit
 from pcn.errors import PlanError
 from pcn.layers import LAYER_TYPES, unwrap
@@ -24,6 +26,7 @@ def fold_(model: nn.Module) -> list[str]:
     The function at inference stays the same. Dropped channels come back as zeros that nobody reads. A bias that a layer
     gained moves into the batch norm that follows; the names of layers that have to keep theirs are returned.
     """
+    check_changeable(model)
     base = unwrap(model)
     plan = get_plan(base)
     if plan is None:
@@ -132,7 +135,8 @@ def _original_class(layer: LayerPlan, dense: nn.Module) -> nn.Module:
     from transformers.pytorch_utils import Conv1D
 
     with torch.device("meta"):
-        made: nn.Module = Conv1D(layer.out_features, layer.in_features)  # type: ignore[no-untyped-call]
+        make: Callable[[int, int], nn.Module] = Conv1D
+        made = make(layer.out_features, layer.in_features)
     assert isinstance(dense.weight, Tensor)
     made.weight = nn.Parameter(dense.weight.t().contiguous(), dense.weight.requires_grad)
     made.bias = dense.bias

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pcn.bases import Bases
+from pcn.distributed.refusals import check_changeable
 from pcn.edit import Edit, Swap, reshaping, transforming
 from pcn.errors import PlanError
 from pcn.example import Example
 from pcn.layers import unwrap
 from pcn.optimizer import check_holds, check_optimizer, follow_
 from pcn.plan import Plan, get_plan, set_plan_
+from pcn.replaced import hand_over_
 from pcn.skeleton import sync_sizes_
 from pcn.untouched import untouched
 
@@ -31,13 +33,16 @@ def apply_plan_(
     optimizer: Optimizer | None = None,
     ema: nn.Module | None = None,
     strict: bool = False,
+    confirm: Callable[[], None] | None = None,
 ) -> None:
     """Transform the model, its averaged copy and its optimizer: all or nothing.
 
-    With an ``example`` the model then runs on it, and everything is put back if it fails.
+    With an ``example`` the model then runs on it, and everything is put back if it fails, or if ``confirm``, which is
+    called next, raises.
     """
+    check_changeable(model, optimizer)
     base = unwrap(model)
-    copies = [base] if ema is None else [base, averaged(ema)]
+    copies = [base] if ema is None else [base, averaged(ema, base)]
     if optimizer is not None:
         check_optimizer(optimizer, strict=strict)
     with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode could not be trained
@@ -50,6 +55,10 @@ def apply_plan_(
         if example is not None:
             names = [layer.name for layer in plan.transformed]
             _check_runs(base, example, dict(zip([old for old, _ in edits[0].swaps], names, strict=True)))
+        for edit in edits:
+            hand_over_(edit.replaced)
+        if confirm is not None:
+            confirm()
         if optimizer is not None:
             follow_(optimizer, edits[0].replaced)
         undo.pop_all()
@@ -83,10 +92,12 @@ def _watch_(old: nn.Module, told: Callable[[], None], stack: ExitStack) -> None:
     stack.callback(old.__dict__.pop, "forward")
 
 
-def averaged(ema: nn.Module) -> nn.Module:
-    """The model inside an averaging wrapper (torch's AveragedModel and timm's both call it ``module``)."""
+def averaged(ema: nn.Module, model: nn.Module) -> nn.Module:
+    """The model inside an averaging wrapper (torch's AveragedModel and timm's both call it ``module``), or the copy."""
     inner = getattr(ema, "module", None)
-    return unwrap(inner if isinstance(inner, nn.Module) else ema)
+    if isinstance(inner, nn.Module) and type(unwrap(ema)) is not type(model):
+        return unwrap(inner)
+    return unwrap(ema)
 
 
 def reshape_(
@@ -102,13 +113,17 @@ def reshape_(
     An optimizer gets the new parameters without any state, and an averaged copy the same architecture: their own saved
     states fit afterwards. With ``empty`` the tensors of transformed layers hold nothing yet.
     """
-    copies = [unwrap(model)] if ema is None else [unwrap(model), averaged(ema)]
+    check_changeable(model, optimizer)
+    base = unwrap(model)
+    copies = [base] if ema is None else [base, averaged(ema, base)]
     edits = [reshaping(plan, module, empty=empty) for module in copies]
     if optimizer is not None:
         check_holds(optimizer, edits[0].replaced)
     with ExitStack() as undo:
         for module, edit in zip(copies, edits, strict=True):
             undo.callback(commit_(module, edit, plan))
+        for edit in edits:
+            hand_over_(edit.replaced, gradients=False)
         if optimizer is not None:
             follow_(optimizer, edits[0].replaced, carry=False)
         return undo.pop_all().close

@@ -168,3 +168,15 @@ def test_activations_are_not_kept_alive():
 
     keys(run)
     assert len(alive) == 2
+
+
+def test_merged_parts_that_name_an_activation_differently_are_one():
+    def run(m, x):
+        return (m.a(x), m.b(x), m.c(x)) if len(x) == 4 else (m.c(x), m.b(x), m.a(x))
+
+    model = Model(run)
+    parts = [analyze(model, [torch.randn(n, 6)]) for n in (4, 3)]
+    assert parts[0].layers["b"] != parts[1].layers["b"]
+    merged = parts[0].merge(parts[1])
+    assert merged.layers == {"a": "a", "b": "a", "c": "a"}
+    assert [merged.samples(name) for name in "abc"] == [7, 7, 7]

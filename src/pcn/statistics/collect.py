@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pcn.errors import StatisticsError
-from pcn.layers import LayerType, groups_of, in_width, layer_type
+from pcn.layers import LayerType, canonical_weight, groups_of, in_width, layer_type
 from pcn.statistics import forms
 from pcn.statistics.blocks import as_block, pooled
 from pcn.statistics.forms import SketchOptions
@@ -40,7 +40,8 @@ class Collector:
     def __init__(self, layers: dict[str, nn.Module], sampling: Sampling, options: SketchOptions) -> None:
         self.key_of: dict[str, str] = {}
         self.moments: dict[str, Moments] = {}
-        self._layers, self._sampling, self._options = layers, sampling, options
+        self.options = options
+        self._layers, self._sampling = layers, sampling
         self._generators = {name: _generator(sampling.seed, name) for name in layers}
         self._forget_batch()
 
@@ -87,9 +88,13 @@ class Collector:
                 "check the model's weights and the batches"
             )
 
+    def device_of(self, name: str) -> torch.device:
+        """Where the moments of what a layer reads belong."""
+        return canonical_weight(self._layers[name]).device
+
     def refining(self, keys: Iterable[str]) -> Collector:
         """A collector for another pass, in which the sketches of these activations are refined."""
-        refined = Collector({key: self._layers[key] for key in keys}, self._sampling, self._options)
+        refined = Collector({key: self._layers[key] for key in keys}, self._sampling, self.options)
         for key in refined._layers:
             moments = self.moments[key]
             assert isinstance(moments, Sketch)
@@ -120,8 +125,9 @@ class Collector:
             return
         block = as_block(pooled(self._subset(name, x, kind), kind, self._sampling.pool), kind, groups)
         known = self.moments.get(name)
-        options = self._options
-        self.moments[name] = forms.begin(block, options) if known is None else forms.add(known, block, options)
+        self.moments[name] = (
+            forms.begin(block, self.options) if known is None else forms.add(known, block, self.options)
+        )
 
     def _subset(self, name: str, x: Tensor, kind: LayerType) -> Tensor:
         if self._sampling.fraction is None or x.dim() == kind.spatial + 1:  # one sample by itself

@@ -29,13 +29,13 @@ def begin(block: Tensor, options: SketchOptions) -> Moments:
     entries, groups, width, positions = block.shape
     if width > COVARIANCE_WIDTH and fits(entries * positions, groups, width, block.dtype):
         return Samples.of(block)
-    return _condensed_form(pilot_mean(block), options).add(block)
+    return empty(pilot_mean(block), options).add(block)
 
 
 def add(moments: Moments, block: Tensor, options: SketchOptions) -> Moments:
     """Take a block in, changing to another form when there are too many samples to keep."""
     if isinstance(moments, Samples) and not moments.has_room(block.shape[0] * block.shape[3]):
-        moments = _condensed(moments, options)
+        moments = condensed(moments, options)
     return moments.add(block)
 
 
@@ -47,21 +47,23 @@ def merge(mine: Moments, other: Moments, options: SketchOptions) -> Moments:
         )
     if isinstance(mine, Samples) and isinstance(other, Samples) and mine.has_room(other.count):
         return mine.merge(other)
-    first, second = (_condensed(m, options) if isinstance(m, Samples) else m for m in (mine, other))
+    first, second = (condensed(m, options) if isinstance(m, Samples) else m for m in (mine, other))
     if not isinstance(first, Shifted) or type(first) is not type(second):
         raise StatisticsError(f"{type(first).__name__} and {type(second).__name__} do not add up")
     return first.merge(second)
 
 
-def _condensed(samples: Samples, options: SketchOptions) -> Shifted:
+def condensed(samples: Samples, options: SketchOptions) -> Shifted:
+    """Turn samples into sums."""
     blocks = samples.blocks()
-    moments = _condensed_form(pilot_mean(blocks[0]), options)
+    moments = empty(pilot_mean(blocks[0]), options)
     for block in blocks:
         moments.add(block)
     return moments
 
 
-def _condensed_form(pilot: Tensor, options: SketchOptions) -> Shifted:
+def empty(pilot: Tensor, options: SketchOptions) -> Shifted:
+    """Sums about a pilot mean (groups, width) over no samples yet, in the form that this width has."""
     if pilot.shape[1] <= LARGEST_COVARIANCE:
         return Covariance(pilot)
     return Sketch.random(pilot, options.max_rank, options.seed)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from pcn.errors import StatisticsError
-from pcn.statistics.pieces import add_gram_, exact_products, pieces
+from pcn.statistics.pieces import add_gram_, exact_products, pieces, suits_kernel
 
 
 class Moments(ABC):
@@ -65,8 +66,11 @@ class Shifted(Moments):
     def __init__(self, pilot: Tensor) -> None:
         self.groups, self.width = pilot.shape
         self.pilot = pilot
-        self._shift = bool(pilot.any())
         self.total = torch.zeros_like(pilot, dtype=torch.float64)  # sum of x - pilot
+
+    @cached_property
+    def _shift(self) -> bool:
+        return bool(self.pilot.any())  # waits for the device, which the kernel need not
 
     def add(self, block: Tensor) -> Self:
         with exact_products(block.device):
@@ -89,15 +93,19 @@ class Shifted(Moments):
         """The same sums about another pilot mean, given in fp64 on this side's device."""
 
     @abstractmethod
-    def _with(self, pilot: Tensor, count: int, sums: list[Tensor]) -> Self:
+    def with_sums(self, pilot: Tensor, count: int, sums: list[Tensor]) -> Self:
         """Moments of this kind with other contents."""
+
+    def brought_to(self, pilot: Tensor) -> list[Tensor]:
+        """The sums about another pilot mean; its own tensors where that is the same one."""
+        pilot = pilot.double().to(self.pilot.device)
+        return self.sums() if torch.equal(self.pilot.double(), pilot) else self.sums_about(pilot)
 
     def merge(self, other: Shifted) -> Self:
         """Return the moments of both sets of samples; neither side changes."""
-        pilot = self.pilot.double().to(other.pilot.device)
-        theirs = other.sums() if torch.equal(other.pilot.double(), pilot) else other.sums_about(pilot)
+        theirs = other.brought_to(self.pilot)
         sums = [mine + yours.to(mine.device) for mine, yours in zip(self.sums(), theirs, strict=True)]
-        return self._with(self.pilot, self.count + other.count, sums)
+        return self.with_sums(self.pilot, self.count + other.count, sums)
 
     def mean(self) -> Tensor:
         return self.pilot.double() + self.total / self.count
@@ -118,6 +126,17 @@ class Covariance(Shifted):
     def __init__(self, pilot: Tensor) -> None:
         super().__init__(pilot)
         self.scatter = self.total.new_zeros(self.groups, self.width, self.width)  # sum of (x - pilot)(x - pilot)ᵀ
+
+    def add(self, block: Tensor) -> Self:
+        if not suits_kernel(block, self.pilot):
+            return super().add(block)
+        from pcn.statistics.gram_kernel import block_sums
+
+        total, scatter = block_sums(block, self.pilot)
+        self.count += block.shape[0] * block.shape[3]
+        self.total += total
+        self.scatter += scatter
+        return self
 
     def _take(self, piece: Tensor) -> None:
         add_gram_(self.scatter, piece)
@@ -147,9 +166,8 @@ class Covariance(Shifted):
         cross = step.unsqueeze(-1) * (self.total + self.count / 2 * step).unsqueeze(-2)
         return [self.total + self.count * step, self.scatter + cross + cross.mT]
 
-    def _with(self, pilot: Tensor, count: int, sums: list[Tensor]) -> Self:
+    def with_sums(self, pilot: Tensor, count: int, sums: list[Tensor]) -> Self:
         made = type(self).__new__(type(self))
         made.groups, made.width, made.pilot, made.count = self.groups, self.width, pilot, count
-        made._shift = self._shift
         made.total, made.scatter = sums
         return made

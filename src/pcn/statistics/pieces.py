@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -15,6 +17,12 @@ CPU_PIECE = 2**22  # on a CPU a piece stays near the cache, yet is worth waking 
 LONGEST_SUM = 8192  # samples that are summed up in fp32 before fp64 takes over
 PILOT_SAMPLES = 8192
 SMALL_MEAN = 4.0  # relative to the spread: up to here squares lose no more than four bits to the mean
+KERNEL = True  # whether blocks may go to the Triton kernel on a GPU
+KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+KERNEL_WIDTH = 512  # plain matrix products do well on wider blocks
+KERNEL_SIZE = 2**22  # numbers in a block: with fewer there is nothing to gain that compiling would not cost
+KERNEL_POSITIONS = 16  # a step of the kernel ends where an entry does, so that short entries leave steps mostly empty
+KERNEL_MEMORY = 2**17  # bytes of shared memory that one of its programs may need
 
 
 def pilot_mean(block: Tensor) -> Tensor:
@@ -85,6 +93,28 @@ def add_gram_(sums: Tensor, piece: Tensor) -> None:
         return
     flat = piece.flatten(0, 1)
     sums += torch.bmm(flat, flat.mT).view(summands, groups, width, width).sum(0, dtype=torch.float64)
+
+
+def suits_kernel(block: Tensor, pilot: Tensor) -> bool:
+    """Whether a block is best summed up by :mod:`pcn.statistics.gram_kernel`."""
+    entries, _, width, positions = block.shape
+    return (
+        KERNEL
+        and block.is_cuda
+        and block.dtype in KERNEL_TYPES
+        and pilot.dtype == torch.float32
+        and width <= KERNEL_WIDTH
+        and block.numel() >= KERNEL_SIZE
+        and (entries == 1 or positions >= KERNEL_POSITIONS)
+        and _runs_kernel(block.device)
+    )
+
+
+@cache
+def _runs_kernel(device: torch.device) -> bool:
+    # AMD's devices do not have this property.
+    memory = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+    return memory >= KERNEL_MEMORY and find_spec("triton") is not None
 
 
 @contextmanager

@@ -85,10 +85,9 @@ class Sketch(Shifted):
             )
         return super().merge(other)
 
-    def _with(self, pilot: Tensor, count: int, sums: list[Tensor]) -> Self:
+    def with_sums(self, pilot: Tensor, count: int, sums: list[Tensor]) -> Self:
         made = type(self).__new__(type(self))
         made.groups, made.width, made.pilot, made.count = self.groups, self.width, pilot, count
-        made._shift = self._shift
         made.test = self.test
         made.total, made.squares, made.image = sums
         return made

@@ -16,6 +16,7 @@ from pcn.layers import canonical_weight, groups_of
 from pcn.statistics import eigen, forms
 from pcn.statistics.forms import SketchOptions
 from pcn.statistics.moments import Moments
+from pcn.statistics.sharing import agreed_keys
 from pcn.statistics.spectrum import Spectrum
 
 
@@ -106,11 +107,11 @@ class Statistics:
                     f"{name!r} shares its input with {sorted(_readers(self, name))} on one side and with "
                     f"{sorted(_readers(other, name))} on the other, so that the two cannot be merged"
                 )
-        layers = {
-            name: (self.layers | other.layers)[name] for name in self.shapes if name in self.layers | other.layers
-        }
+        key_of = agreed_keys([self.layers, other.layers])
+        layers = {name: key_of[name] for name in self.shapes if name in key_of}
         moments = dict(self.moments)
-        for key, theirs in other.moments.items():
+        for name, theirs in other.moments.items():
+            key = key_of[name]
             with _naming(key):
                 moments[key] = forms.merge(moments[key], theirs, self.options) if key in moments else theirs
         return Statistics(

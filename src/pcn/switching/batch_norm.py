@@ -2,54 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from pcn.distributed.collectives import Ranks
 from pcn.errors import StatisticsError
 from pcn.example import Example, Forward, device_of
 from pcn.layers import unwrap
-from pcn.untouched import same_modes
+from pcn.untouched import untouched
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
-@torch.no_grad()
-def recalibrate_(model: nn.Module, batches: Iterable[Any], forward: Forward | None = None) -> int:
+def recalibrate_(
+    model: nn.Module,
+    batches: Iterable[Any],
+    forward: Forward | None = None,
+    *,
+    group: ProcessGroup | None = None,
+) -> int:
     """Measure the running means and variances of every batch norm anew, each batch counting the same.
 
-    Everything but batch norm runs in eval mode, so that no dropout is in the way. Returns the number of batches; on
-    an error everything is as before.
+    Everything but batch norm runs in eval mode, so that no dropout is in the way. Returns the number of batches (0 for
+    a model without running statistics, which no batch goes through); on an error everything is as before. With a
+    process ``group`` every rank calls this with its own batches, and all count on every rank.
 
     >>> model = nn.Sequential(nn.BatchNorm1d(2))
     >>> recalibrate_(model, [torch.tensor([[0.0, 1.0], [2.0, 3.0]])]), model[0].running_mean
     (1, tensor([1., 2.]))
     """
     model = unwrap(model)
-    norms = [m for m in model.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
+    norms = [m for m in model.modules() if isinstance(m, BatchNorm) and _tracks(m)]
     if not norms:
         return 0
-    kept = [(norm, norm.momentum, {k: b.clone() for k, b in norm.named_buffers()}) for norm in norms]
-    count = 0
-    try:
-        with same_modes(model), torch.compiler.set_stance("force_eager"):
-            model.eval()
-            for norm in norms:
-                norm.train()
-                norm.reset_running_stats()
-                norm.momentum = None  # the plain average over batches
-            for batch in batches:
-                Example.of(batch, forward, device_of(model)).call(model)
-                count += 1
-        if not count:
-            raise StatisticsError("there was no batch to recalibrate batch norm on: give a list or a data loader")
-    except BaseException:
-        for norm, _, buffers in kept:
-            norm.load_state_dict(buffers, strict=False)
-        raise
-    finally:
-        for norm, momentum, _ in kept:
-            norm.momentum = momentum
+    ranks = Ranks(group)
+    count, measured = ranks.together(lambda: _measure(model, norms, batches, forward))
+    count = sum(ranks.gather(count))
+    if not count:
+        raise StatisticsError("there was no batch to recalibrate batch norm on: give a list or a data loader")
+    with torch.no_grad():
+        for norm, tensors in zip(norms, measured, strict=True):
+            _average_(tensors, ranks)
+            if tensors["num_batches_tracked"]:  # otherwise no batch came by, and it keeps what it had
+                for name, tensor in tensors.items():
+                    norm.get_buffer(name).copy_(tensor)
     return count
+
+
+def _measure(
+    model: nn.Module, norms: list[BatchNorm], batches: Iterable[Any], forward: Forward | None
+) -> tuple[int, list[dict[str, Tensor]]]:
+    count = 0
+    with untouched(model, eval_mode=True), _measuring(norms):
+        for batch in batches:
+            Example.of(batch, forward, device_of(model)).call(model)
+            count += 1
+        return count, [{name: b.clone() for name, b in norm.named_buffers(recurse=False)} for norm in norms]
+
+
+def _average_(measured: dict[str, Tensor], ranks: Ranks) -> None:
+    """Average what the ranks have measured, each batch counting the same."""
+    if ranks.size == 1:
+        return
+    own = measured["num_batches_tracked"]
+    whole = own.clone()
+    ranks.sum_(whole)
+    for name in ("running_mean", "running_var"):
+        total = measured[name].double() * own
+        ranks.sum_(total)
+        measured[name].copy_(total / whole)
+    own.copy_(whole)
+
+
+def _tracks(norm: BatchNorm) -> bool:
+    return norm.track_running_stats and norm.running_mean is not None and norm.num_batches_tracked is not None
+
+
+@contextmanager
+def _measuring(norms: list[BatchNorm]) -> Iterator[None]:
+    """Have batch norms start afresh and take the plain average over batches."""
+    momenta = [norm.momentum for norm in norms]
+    synced = [norm for norm in norms if isinstance(norm, nn.SyncBatchNorm) and "forward" not in norm.__dict__]
+    try:
+        for norm in norms:
+            norm.train()
+            norm.reset_running_stats()
+            norm.momentum = None
+        for norm in synced:  # would wait in every batch for ranks that may have fewer of them
+            norm.__dict__["forward"] = partial(BatchNorm.forward, norm)
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for norm in synced:
+            norm.__dict__.pop("forward", None)

@@ -7,6 +7,9 @@ from torch import Tensor
 from pcn.config import ExplainedVariance, PCNConfig, as_rank_rule
 from pcn.statistics import Statistics
 
+UNASKED = ExplainedVariance(0.95)  # what is watched where the configuration asks for no rank, as a budget does not
+STILL = 1e-6  # less than this is rounding
+
 Directions = dict[str, Tensor]  # the first layer that reads an activation -> its leading directions (inputs, rank)
 
 
@@ -19,21 +22,26 @@ def movement(before: Directions, stats: Statistics, config: PCNConfig) -> float:
     """The share of today's leading variance that the earlier directions miss, averaged over the activations.
 
     With today's leading eigenpairs (e, u) of an activation and the earlier directions U it is 1 - sum of e |Uᵀu|² over
-    sum of e: 0 when U spans them all.
+    sum of e: 0 when U spans them all. An activation that stands still, as the model's own input does, tells nothing
+    and does not count.
     """
     missed = [_missed(before[key], stats, key, rank) for key, rank in _ranks(stats, config).items() if key in before]
-    return sum(missed) / len(missed) if missed else 0.0
+    moving = [share for share in missed if share > STILL]
+    return sum(moving) / len(moving) if moving else 0.0
 
 
 def _ranks(stats: Statistics, config: PCNConfig) -> dict[str, int]:
-    """The rank of every activation that has room to move; where no rank is asked for, 95% of the variance."""
-    ranks = {}
-    for key in dict.fromkeys(stats.layers.values()):
-        rule = as_rank_rule(config.rule_for(key)[0].rank or ExplainedVariance(0.95))
-        spectrum = stats.spectrum(key)
-        rank = rule.rank(spectrum)
-        if config.excludes(key) is None and rank < spectrum.width:
-            ranks[key] = rank
+    """The largest rank that the readers of an activation ask for, where it has room to move."""
+    asked = {name: config.rule_for(name)[0].rank for name in stats.layers if config.excludes(name) is None}
+    if all(rank is None for rank in asked.values()):
+        asked = dict.fromkeys(asked, UNASKED)
+    ranks: dict[str, int] = {}
+    for name, wish in asked.items():
+        if wish is not None:
+            key, spectrum = stats.layers[name], stats.spectrum(name)
+            rank = as_rank_rule(wish).rank(spectrum)
+            if rank < spectrum.width:
+                ranks[key] = max(rank, ranks.get(key, 0))
     return ranks
 
 

@@ -96,22 +96,32 @@ class SubspacesSettle:
     """Switch when the subspaces of an epoch ago still hold nearly all that today's hold.
 
     ``within`` is the largest share of the variance in today's leading subspaces, averaged over the activations, that
-    those of the epoch before may miss. Looking costs one pass over the calibration batches after every epoch.
+    those of the epoch before may miss. A large learning rate keeps them moving for good: no new low for ``patience``
+    epochs in a row is taken as settled too. Looking costs one pass over the calibration batches after every epoch;
+    let them be the same ones, or chance moves the subspaces.
 
     >>> rule = SubspacesSettle(within=0.05)
     >>> [rule.due(Progress(n, movements=(0.3, 0.1, 0.04)[: n - 1])) for n in (1, 2, 3, 4)]
     [False, False, False, True]
+    >>> [rule.due(Progress(n, movements=(0.3, 0.2, 0.21, 0.2)[: n - 1])) for n in (3, 4, 5)]
+    [False, False, True]
     """
 
     within: float = 0.05
+    patience: int = 2
     watches_subspaces = True
 
     def __post_init__(self) -> None:
         if not 0 < self.within < 1:
             raise ConfigError(f"SubspacesSettle({self.within!r}): the share must lie in (0, 1)")
+        if isinstance(self.patience, bool) or not isinstance(self.patience, int) or self.patience < 1:
+            raise ConfigError(f"SubspacesSettle(patience={self.patience!r}): give a whole number of at least 1")
 
     def due(self, progress: Progress) -> bool:
-        return bool(progress.movements) and progress.movements[-1] <= self.within
+        seen = progress.movements
+        if not seen:
+            return False
+        return seen[-1] <= self.within or len(seen) - 1 - seen.index(min(seen)) >= self.patience
 
 
 def as_switch_rule(at: int | SwitchRule) -> SwitchRule:

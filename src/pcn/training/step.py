@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam, Optimizer
+
+from pcn.training.compiling import Forwards, compile_parts, running
 
 WARM_UP_STEPS = 3  # before a capture: libraries load and choose their kernels
 MOMENTS: dict[type[Optimizer], tuple[str, ...]] = {SGD: ("momentum_buffer",), Adam: ("exp_avg", "exp_avg_sq")}
@@ -41,7 +41,7 @@ class Step:
         self.optimizer = optimizer
         self.inputs, self.labels = inputs.clone(), labels.clone()
         self.loss_sum = torch.zeros((), device=inputs.device)
-        self.loss = self._compiled() if compiled else self._loss
+        self.forwards = self._compile() if compiled else {}
         self.graph = None
         if graphed:
             start_state_(optimizer)
@@ -55,17 +55,17 @@ class Step:
         else:
             self.graph.replay()
 
-    def _loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        with autocast(inputs.device):
-            return F.cross_entropy(self.model(inputs), labels, label_smoothing=self.label_smoothing)
+    def _compile(self) -> Forwards:
+        return compile_parts(self.model)
 
-    def _compiled(self) -> Callable[[Tensor, Tensor], Tensor]:
-        torch.compiler.reset()  # one network's code at a time: after a few, the compiler would fall back to eager
-        return torch.compile(self._loss, dynamic=False, fullgraph=True)
+    def _loss(self) -> Tensor:
+        with autocast(self.inputs.device):
+            return F.cross_entropy(self.model(self.inputs), self.labels, label_smoothing=self.label_smoothing)
 
     def _run(self) -> None:
-        loss = self.loss(self.inputs, self.labels)
-        loss.backward()
+        with running(self.forwards):
+            loss = self._loss()
+            loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.loss_sum += loss.detach()

@@ -1,0 +1,100 @@
+"""What a switch has to do with processes: the same plan on all of them, and the wrapper follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from pcn.distributed.agreement import check_agreement, check_parameters_agree, differing, digests
+from pcn.distributed.collectives import Ranks
+from pcn.distributed.ddp import check_rewrappable, ignore_bases_, rewrap_, sync_buffers_, wrapper_of
+from pcn.distributed.plans import Made, agree_on_plan, apply_together_
+from pcn.distributed.refusals import check_whole
+from pcn.errors import ConfigError
+from pcn.example import Example
+from pcn.layers import unwrap
+from pcn.plan import Plan
+from pcn.surgery import reshape_
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class Engine:
+    """The processes that train a model together (one by default), and the wrapper by which they do it."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer | None, ema: nn.Module | None, group: ProcessGroup | None
+    ) -> None:
+        self.model, self.optimizer, self.ema = model, optimizer, ema
+        self.ddp = wrapper_of(model)
+        if group is None and self.ddp is not None:
+            group = self.ddp.process_group
+        self.ranks = Ranks(group)
+        self.check()
+        if self.ddp is not None:
+            ignore_bases_(self.ddp)  # the model may have been switched before it was wrapped
+
+    def check(self) -> None:
+        """Raise for what cannot be followed, or would be followed by one process only."""
+        check_whole(self.model, self.optimizer)
+        if self.ddp is not None:
+            check_rewrappable(self.ddp)
+        if self.ranks.group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise ConfigError(
+                f"{dist.get_world_size()} processes run, but the model is not in DistributedDataParallel: give the "
+                "wrapped model, or group=torch.distributed.group.WORLD, so that all of them switch alike"
+            )
+
+    def sync_buffers_(self) -> None:
+        if self.ddp is not None:
+            sync_buffers_(self.ddp, self.ranks)
+
+    def before_switch_(self) -> set[str]:
+        """Make sure that all ranks hold the same parameters; returns the names of what else is each rank's own."""
+        self.ranks.together(self.check)
+        if self.ranks.size == 1:
+            return set()
+        self.sync_buffers_()
+        different = differing(self.ranks, self._digests())
+        own = set() if self.ddp is None else {name.replace("_orig_mod.", "") for name in self.ddp.parameters_to_ignore}
+        check_parameters_agree(different, own)
+        return different
+
+    def apply_(self, make: Callable[[], Made], example: Example | None, *, strict: bool) -> Plan:
+        """Have the first rank that has a batch make the plan, and all apply it."""
+        source = self.ranks.gather(example is not None).index(True)
+        plan, bases = agree_on_plan(make, self.model, self.ranks, source)
+        base = unwrap(self.model)
+
+        def change() -> None:
+            apply_together_(
+                plan, base, bases, self.ranks, example=example, optimizer=self.optimizer, ema=self.ema, strict=strict
+            )
+            if self.ddp is not None:
+                rewrap_(self.ddp)
+
+        self.ranks.together(change)
+        return plan
+
+    def after_switch(self, before: set[str]) -> None:
+        """Make sure that ranks agree on all on which they agreed before, and on all that is new."""
+        if self.ranks.size > 1:
+            check_agreement(differing(self.ranks, self._digests()), before)
+
+    def reshape_(self, plan: Plan) -> None:
+        """Give model, optimizer and averaged copy a plan's shape, for their saved states to be loaded."""
+        devices = {parameter.device for parameter in self.model.parameters() if parameter.is_cuda}
+        with torch.random.fork_rng(devices=devices):  # fresh weights that are overwritten cost no random numbers
+            reshape_(plan, unwrap(self.model), optimizer=self.optimizer, ema=self.ema)
+        if self.ddp is not None:
+            rewrap_(self.ddp)
+
+    def _digests(self) -> dict[str, str]:
+        averaged = {} if self.ema is None else digests(self.ema)
+        return digests(self.model, self.optimizer) | {f"averaged {name}": hash for name, hash in averaged.items()}

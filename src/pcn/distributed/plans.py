@@ -1,0 +1,68 @@
+"""One plan for all processes: made on one of them, applied on every one or on none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pcn.bases import Bases, Basis
+from pcn.distributed.collectives import Ranks
+from pcn.example import device_of
+from pcn.plan import Plan
+from pcn.surgery import apply_plan_
+
+Made = tuple[Plan, Bases]
+Shape = tuple[int, ...]
+
+
+def agree_on_plan(make: Callable[[], Made], model: nn.Module, ranks: Ranks, source: int) -> Made:
+    """Have one rank make the plan and its bases; every rank gets both, or all raise what that one raised."""
+    made: list[Made] = []
+
+    def told() -> tuple[str, dict[str, list[Shape | None]]]:
+        plan, bases = make()
+        made.append((plan, bases))
+        return plan.to_json(), {name: [_shape(tensor) for tensor in _tensors(basis)] for name, basis in bases.items()}
+
+    text, shapes = ranks.from_one(told, source)
+    plan, bases = made[0] if made else (Plan.from_json(text), _empty(shapes, device_of(model)))
+    for basis in bases.values():
+        for tensor in _tensors(basis):
+            if tensor is not None:
+                ranks.broadcast_(tensor, source)
+    return plan, bases
+
+
+def apply_together_(plan: Plan, model: nn.Module, bases: Bases, ranks: Ranks, **options: Any) -> None:
+    """Apply a plan on every rank; where one fails before its optimizer has followed, all put everything back."""
+    told = False
+
+    def confirm() -> None:
+        nonlocal told
+        told = True
+        ranks.report(None)
+
+    try:
+        apply_plan_(plan, model, bases, confirm=confirm, **options)
+    except Exception as error:
+        if not told:
+            ranks.report(error)
+        raise
+
+
+def _tensors(basis: Basis) -> tuple[Tensor, Tensor, Tensor | None]:
+    return basis.mean, basis.directions, basis.block
+
+
+def _shape(tensor: Tensor | None) -> Shape | None:
+    return None if tensor is None else tuple(tensor.shape)
+
+
+def _empty(shapes: dict[str, list[Shape | None]], device: torch.device | None) -> Bases:
+    def empty(shape: Shape | None) -> Tensor | None:
+        return None if shape is None else torch.empty(shape, dtype=torch.float64, device=device)
+
+    return {name: Basis(*(empty(shape) for shape in given)) for name, given in shapes.items()}  # type: ignore[arg-type]

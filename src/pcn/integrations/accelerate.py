@@ -1,0 +1,58 @@
+"""The switch in a loop that Accelerate prepares and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from pcn.errors import ConfigError, FileError, PCNError
+from pcn.layers import unwrap
+from pcn.switching import Switch
+
+try:
+    from accelerate import Accelerator, DistributedType
+    from accelerate.optimizer import AcceleratedOptimizer
+except ImportError as error:
+    raise PCNError("this needs Accelerate, which is not installed: pip install accelerate") from error
+
+FILE = "pcn_switch.bin"
+SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
+
+
+def prepare_switch(accelerator: Accelerator, switch: Switch) -> Switch:
+    """Return the switch for a prepared model and optimizer, which ``save_state`` and ``load_state`` then include.
+
+    A state saved after the switch loads into a model and an optimizer that were built and prepared as usual.
+    """
+    if accelerator.distributed_type in SHARDED:
+        kind = accelerator.distributed_type.value
+        raise ConfigError(
+            f"Accelerate with {kind} is not supported: train on one device or with plain data parallelism"
+        )
+    if not any(unwrap(switch.model) is unwrap(model) for model in accelerator._models):
+        raise ConfigError("the switch holds a model that Accelerate does not: give it the one that prepare returned")
+    switch = replace(switch, optimizer=bare(switch.optimizer))
+
+    def save(models: list[Any], weights: list[Any], folder: str) -> None:
+        accelerator.save(switch.state_dict(), Path(folder) / FILE)
+
+    def load(models: list[Any], folder: str) -> None:
+        path = Path(folder) / FILE
+        if not path.exists():
+            raise FileError(f"{folder} has no {FILE}: it was saved without the switch; give a folder saved with it")
+        switch.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)  # before the weights, which need the plan's shape
+    return switch
+
+
+def bare(optimizer: Optimizer | None) -> Optimizer | None:
+    """The optimizer inside Accelerate's wrapper, whose class says how its state is carried over."""
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    return optimizer

@@ -1,0 +1,145 @@
+"""The switch as a Lightning callback."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, TypeVar
+
+from torch.nn.parallel import DistributedDataParallel
+
+from pcn.errors import ConfigError, PCNError
+from pcn.integrations.callback_switch import CallbackSwitch, State, plan_in
+from pcn.plan import Plan, get_plan
+from pcn.switching.switch import Batches
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise PCNError("this needs Lightning, which is not installed: pip install lightning") from error
+
+STATE_KEY = "pcn.SwitchCallback"
+Module = TypeVar("Module", bound=LightningModule)
+
+
+class SwitchCallback(Callback):
+    """Switches the module that is trained, once, and stands in Lightning's checkpoints.
+
+    ``batches`` (or a function that returns them) are a few thousand training samples *without augmentation*, in every
+    process its own or the same; ``metric`` is the name of a logged validation accuracy, for rules that ask for one;
+    everything else is as for :class:`pcn.Switch`. After epoch 15 means at the start of the next one, so that
+    checkpoints of epoch 15 are still the whole module's.
+    """
+
+    def __init__(self, batches: Batches, *, metric: str | None = None, **options: Any) -> None:
+        self._switch = CallbackSwitch(batches, metric, options)
+        self._state: State | None = None
+        self._weights: dict[str, Any] | None = None
+        self._step = 0
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan, once it was applied."""
+        return self._switch.plan
+
+    @property
+    def state_key(self) -> str:
+        return STATE_KEY
+
+    def state_dict(self) -> State:
+        return self._switch.state_dict()
+
+    def load_state_dict(self, state_dict: State) -> None:
+        self._state = state_dict
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._state = self._weights = None
+        theirs = pl_module.on_load_checkpoint
+
+        def on_load_checkpoint(checkpoint: dict[str, Any]) -> None:
+            self._before_weights(pl_module, checkpoint, fitting=stage == "fit")
+            theirs(checkpoint)
+
+        # The one hook between the reading of a checkpoint and the loading of its weights is the module's.
+        pl_module.__dict__["on_load_checkpoint"] = on_load_checkpoint
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        pl_module.__dict__.pop("on_load_checkpoint", None)
+        self._switch.end()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module.__dict__.pop("on_load_checkpoint", None)
+        _check(trainer)
+        assert trainer.strategy.model is not None
+        self._switch.begin(trainer.strategy.model, trainer.optimizers[0], self._state)
+        if self._weights is not None:
+            trainer.strategy.load_model_state_dict({"state_dict": self._weights}, strict=pl_module.strict_loading)
+            self._weights = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._step = trainer.global_step
+        self._switch.after_epoch(trainer.current_epoch)  # resumed between two epochs, there may be no other call
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._switch.after_epoch(trainer.current_epoch)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step > self._step:  # otherwise gradients are being accumulated
+            self._step = trainer.global_step
+            self._switch.after_step(self._step)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        accuracy = self._switch.accuracy_in(trainer.callback_metrics)
+        if accuracy is not None:  # processes must not disagree about when to switch
+            self._switch.accuracy = float(trainer.strategy.reduce(accuracy, reduce_op="mean"))
+
+    def _before_weights(self, module: LightningModule, checkpoint: dict[str, Any], *, fitting: bool) -> None:
+        plan = plan_in(_state_in(checkpoint), module)
+        if plan is None:
+            return
+        if fitting:
+            # Optimizers are made from the module as it was built, then both get the plan's shape; its weights wait.
+            self._weights = checkpoint["state_dict"]
+            checkpoint["state_dict"] = module.state_dict()
+        elif get_plan(module) is None:
+            plan.reshape_(module)
+
+
+def load_from_checkpoint(module_class: type[Module], checkpoint_path: str | os.PathLike[str], **options: Any) -> Module:
+    """Do what ``module_class.load_from_checkpoint`` does, for checkpoints from before and after the switch."""
+
+    class Reshaped(module_class):  # type: ignore[valid-type, misc]
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            plan = plan_in(_state_in(checkpoint), self)
+            if plan is not None:
+                plan.reshape_(self)
+            super().on_load_checkpoint(checkpoint)
+
+    module: Any = Reshaped.load_from_checkpoint(checkpoint_path, **options)
+    module.__class__ = module_class
+    return module  # type: ignore[no-any-return]
+
+
+def _state_in(checkpoint: dict[str, Any]) -> State | None:
+    return checkpoint.get("callbacks", {}).get(STATE_KEY)  # type: ignore[no-any-return]
+
+
+def _check(trainer: Trainer) -> None:
+    """Raise for what the switch cannot follow."""
+    strategy, model = trainer.strategy, trainer.strategy.model
+    plain = model is trainer.lightning_module or isinstance(model, DistributedDataParallel)
+    if not plain or strategy.restore_checkpoint_after_setup:
+        raise ConfigError(f"{type(strategy).__name__} is not supported: train on one device or with strategy='ddp'")
+    if len(trainer.optimizers) != 1:
+        raise ConfigError(f"the module has {len(trainer.optimizers)} optimizers: the switch can follow one")
+    for callback in trainer.callbacks:
+        if any("WeightAveraging" in base.__name__ for base in type(callback).__mro__):
+            raise ConfigError(f"{type(callback).__name__} averages weights that are replaced: leave it out")
+    if any(getattr(callback, "save_weights_only", False) for callback in trainer.checkpoint_callbacks):
+        raise ConfigError(
+            "ModelCheckpoint(save_weights_only=True) writes no callback's state, so that the plan would be lost: "
+            "leave that out, and use pcn.save for the small module alone"
+        )

@@ -1,0 +1,146 @@
+"""The switch as a callback of transformers' Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pcn.errors import ConfigError, FileError, PCNError
+from pcn.integrations.callback_switch import CallbackSwitch, State, plan_in
+from pcn.io import PLAN_FILE
+from pcn.nn import PCModule
+from pcn.plan import Plan
+from pcn.switching.switch import Batches
+
+try:
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+    from pcn.integrations.accelerate import bare
+except ImportError as error:
+    raise PCNError("this needs transformers' Trainer: pip install 'transformers[torch]'") from error
+
+FILE = "pcn_switch.bin"
+
+
+class SwitchCallback(TrainerCallback):
+    """Switches the model that is trained, once, and stands in the Trainer's checkpoints; call :meth:`attach`.
+
+    ``batches`` (or a function that returns them) are a few thousand training samples *without augmentation*, in every
+    process its own or the same; ``metric`` is the name of the validation accuracy, such as ``"eval_accuracy"``, for
+    rules that ask for one; everything else is as for :class:`pcn.Switch`. After epoch 3 means at the start of the next
+    one, so that checkpoints of epoch 3 are still the whole model's. Checkpoints from after the switch hold the plan
+    besides, for ``pcn.load(model, checkpoint)``.
+    """
+
+    def __init__(self, batches: Batches, *, metric: str | None = None, **options: Any) -> None:
+        self._switch = CallbackSwitch(batches, metric, options)
+        self._trainer: Trainer | None = None
+        self._resumed = False
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan, once it was applied."""
+        return self._switch.plan
+
+    def attach(self, trainer: Trainer) -> SwitchCallback:
+        """Join a trainer: what it wraps follows the switch, and its checkpoints resume from either side of it."""
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            raise ConfigError("FSDP and DeepSpeed are not supported: train on one device or with plain torchrun")
+        trainer.add_callback(self)
+        self._trainer = trainer
+        load_weights, load_optimizer = trainer._load_from_checkpoint, trainer._load_optimizer_and_scheduler
+
+        # No event comes before weights are loaded. Those of a switched model wait until the optimizer, made from the
+        # model as it was built, has got the plan's shape together with it.
+        def load_weights_or_wait(checkpoint: str, model: Any = None) -> None:
+            if plan_in(_read_state(checkpoint), trainer.model) is None:
+                load_weights(checkpoint, model)
+
+        def load_optimizer_last(checkpoint: str) -> None:
+            self._begin(trainer, _read_state(checkpoint))
+            if self.plan is not None:
+                with _surely_loaded(trainer.model, checkpoint):
+                    load_weights(checkpoint)
+            load_optimizer(checkpoint)
+            self._resumed = True
+
+        trainer._load_from_checkpoint = load_weights_or_wait
+        trainer._load_optimizer_and_scheduler = load_optimizer_last
+        return self
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self._trainer is None:
+            raise ConfigError("call SwitchCallback(...).attach(trainer) in place of callbacks=[SwitchCallback(...)]")
+        if not self._resumed:
+            self._begin(self._trainer, None)
+        self._resumed = False
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        _forget_best(state, self._switch.after_epoch(int(state.epoch + 1e-6)))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        _forget_best(state, self._switch.after_step(state.global_step))
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **kwargs: Any,
+    ) -> None:
+        self._switch.accuracy = self._switch.accuracy_in(metrics)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._switch.end()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not args.should_save:
+            return
+        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        torch.save(self._switch.state_dict(), folder / FILE)
+        if self.plan is not None:
+            (folder / PLAN_FILE).write_text(self.plan.to_json(), encoding="utf-8")
+
+    def _begin(self, trainer: Trainer, state: State | None) -> None:
+        optimizer = bare(trainer.optimizer)
+        assert optimizer is not None
+        self._switch.begin(trainer.model_wrapped, optimizer, state)
+
+
+def _read_state(checkpoint: str) -> State | None:
+    path = Path(checkpoint) / FILE
+    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+
+
+@contextmanager
+def _surely_loaded(model: nn.Module, checkpoint: str) -> Iterator[None]:
+    """Raise when bases were not loaded: the Trainer only logs that names in a checkpoint are not the model's."""
+    bases = [layer.basis for layer in model.modules() if isinstance(layer, PCModule)]
+    with torch.no_grad():
+        for basis in bases:
+            basis.fill_(float("nan"))
+    yield
+    if any(bool(basis.isnan().any()) for basis in bases):
+        raise FileError(
+            f"the weights in {checkpoint} have other names than the model's: this version of transformers writes this "
+            "architecture under older names and cannot resume it, switched or not; use another version"
+        )
+
+
+def _forget_best(state: TrainerState, plan: Plan | None) -> None:
+    """After the switch, look for the best checkpoint anew: an earlier one no longer fits the model."""
+    if plan is not None:
+        state.best_metric = state.best_global_step = state.best_model_checkpoint = None

@@ -1,0 +1,77 @@
+"""Parameters that gave way to others: what belonged to them goes into the new coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pcn.transform import project_first_moment, project_second_moment
+
+GRADIENT = "grad"
+FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
+SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
+
+Carry = Callable[[str, Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A parameter that gave way to another: ``carry`` maps its gradient and what an optimizer holds of it.
+
+    ``carry`` is called with the name of the entry, its value and the old bias's value of the same entry, if any.
+    ``gained`` names parameters that had no predecessor and join the same group.
+    """
+
+    old: nn.Parameter
+    new: nn.Parameter
+    carry: Carry
+    old_bias: nn.Parameter | None = None
+    gained: tuple[tuple[str, nn.Parameter], ...] = ()
+
+
+def carry_cut(dims: dict[int, tuple[int, ...]]) -> Carry:
+    """Everything held per entry loses the same entries as the parameter."""
+
+    def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
+        for dim, kept in dims.items():
+            value = value.index_select(dim, torch.tensor(kept, device=value.device))
+        return value
+
+    return carry
+
+
+def carry_projected(
+    mean: Tensor, basis: Tensor, *, rows: Tensor | None, kept: Tensor | None, groups: int, transposed: bool
+) -> Carry:
+    """Gradients and their running means go along exactly, running means of squares by U∘U (an estimate)."""
+
+    def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
+        value = value.transpose(0, 1) if transposed else value
+        if rows is not None:
+            value = value.index_select(0, rows.to(value.device))
+            bias_value = None if bias_value is None else bias_value.index_select(0, rows.to(value.device))
+        if entry in SECOND_MOMENTS:
+            return project_second_moment(value, basis, kept, groups)
+        return project_first_moment(value, bias_value, mean, basis, kept, groups)
+
+    return carry
+
+
+@torch.inference_mode(False)  # what is made in inference mode could not be added to
+@torch.no_grad()
+def hand_over_(replaced: Iterable[Replaced], *, gradients: bool = True) -> None:
+    """Give new parameters what hangs on the old ones: gradients gathered so far, tensor hooks and attributes.
+
+    A bias that a layer gained has gathered nothing; its share of the gradient counts as 0, as it does for momentum.
+    """
+    for change in replaced:
+        if gradients and change.old.grad is not None:
+            bias_gradient = None if change.old_bias is None else change.old_bias.grad
+            change.new.grad = change.carry(GRADIENT, change.old.grad, bias_gradient)
+        change.new.__dict__.update(change.old.__dict__)
+        for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if getattr(change.old, hooks):
+                setattr(change.new, hooks, getattr(change.old, hooks))  # the same dictionary: handles still remove

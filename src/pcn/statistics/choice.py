@@ -1,0 +1,65 @@
+"""Which layers are looked at, and whether what was asked for makes sense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from pcn.config import matches
+from pcn.distributed.collectives import Ranks
+from pcn.errors import ConfigError, StatisticsError, suggest
+from pcn.layers import transformable_layers
+
+
+def choose_layers(
+    model: nn.Module, asked: list[str] | None, exclude: list[str]
+) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """Return the layers to look at, and the reason for every other module with parameters."""
+    candidates = list(transformable_layers(model))
+    names = [name for name, _, _ in candidates]
+    for pattern in [*(asked or ()), *exclude]:
+        if not any(matches(name, pattern) for name in names):
+            raise ConfigError(f"no layer is called {pattern!r}{suggest(pattern, names)}")
+    wanted: dict[str, nn.Module] = {}
+    left_alone: dict[str, str] = {}
+    for name, module, reason in candidates:
+        excluded = next((pattern for pattern in exclude if matches(name, pattern)), None)
+        if excluded is not None:
+            left_alone[name] = f"excluded by {excluded!r}"
+        elif reason is not None:
+            if asked is not None and name in asked:
+                raise ConfigError(f"{name!r} cannot be transformed: {reason}")
+            left_alone[name] = reason
+        elif asked is not None and not any(matches(name, pattern) for pattern in asked):
+            left_alone[name] = "not among the layers asked for"
+        else:
+            wanted[name] = module
+    if not wanted:
+        raise StatisticsError(
+            "the model has no layer to look at" + "".join(f"; {n!r}: {r}" for n, r in list(left_alone.items())[:3])
+        )
+    return wanted, left_alone
+
+
+def as_list(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def check_batches(batches: object) -> None:
+    if isinstance(batches, Tensor | Mapping):
+        raise ConfigError(f"batches is one {type(batches).__name__}; give an iterable of batches, such as [batch]")
+
+
+def check_numbers(pool: int | None, fraction: float | None, max_rank: int | None, passes: int | None) -> None:
+    for name, value in {"pool": pool, "max_rank": max_rank, "passes": passes}.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{name}={value!r}: give a whole number of at least 1")
+    if fraction is not None and not 0 < fraction <= 1:
+        raise ConfigError(f"fraction={fraction!r}: the fraction must lie in (0, 1]")
+
+
+def check_same(ranks: Ranks, settings: object) -> None:
+    for rank, other in enumerate(ranks.gather(settings)):
+        if other != settings:
+            raise ConfigError(f"rank {rank} analyzes other layers or with other options than rank {ranks.rank}")

@@ -1,0 +1,76 @@
+"""Passes over batches, each process over its own, and what all of them add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from pcn.distributed.collectives import Ranks
+from pcn.distributed.statistics import add_up_, share_test_vectors_
+from pcn.errors import ConfigError, PCNError, StatisticsError
+from pcn.example import Example, Forward, device_of
+from pcn.statistics.collect import Collector
+from pcn.statistics.sketch import Sketch
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A model, the batches of this process, and the processes that go over theirs at the same time."""
+
+    model: nn.Module
+    batches: Iterable[Any]
+    forward: Forward | None
+    ranks: Ranks
+
+    def collect_(self, collector: Collector) -> Example | None:
+        """Go over the batches once; returns the first batch, if this process has one."""
+        example = self.ranks.together(lambda: self._alone(collector))
+        if not any(self.ranks.gather(example is not None)):
+            raise StatisticsError("there was no batch: a data loader that was iterated before may be used up")
+        add_up_(collector, self.ranks)
+        return example
+
+    def refine_(self, collector: Collector, passes: int | None) -> None:
+        """Go over the batches again for the sketches, if there are any and all processes can."""
+        sketched = [key for key, moments in collector.moments.items() if isinstance(moments, Sketch)]
+        again = bool(sketched) and not any(self.ranks.gather(isinstance(self.batches, Iterator)))
+        if sketched and passes is not None and passes > 1 and not again:
+            raise ConfigError(
+                f"passes={passes}, but the batches can be iterated only once; give a list or a data loader"
+            )
+        for _ in range(1, (passes or 2) if again else 1):
+            refined = collector.refining(sketched)
+            share_test_vectors_(refined, self.ranks)
+            self.collect_(refined)
+            collector.moments |= refined.moments
+
+    def _alone(self, collector: Collector) -> Example | None:
+        device = device_of(self.model)
+        first = None
+        with collector.watching():
+            for number, batch in enumerate(self.batches):
+                example = Example.of(batch, self.forward, device)
+                _run(self.model, example, number)
+                collector.end_batch()
+                if first is None:
+                    first = example.with_inputs(tree_map_only(Tensor, torch.Tensor.detach, example.inputs))
+                    collector.check_finite()  # numbers that are not finite show early
+        collector.check_finite()
+        return first
+
+
+def _run(model: nn.Module, example: Example, number: int) -> None:
+    try:
+        example.call(model)
+    except PCNError:
+        raise
+    except Exception as error:
+        raise StatisticsError(
+            f"the model failed on batch {number}, called as {example}: {type(error).__name__}: {error}; "
+            "give an iterable of batches, and forward=lambda model, batch: ... where the model is called otherwise"
+        ) from error

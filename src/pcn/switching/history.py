@@ -1,0 +1,48 @@
+"""What a rule has to go by: the epochs so far, and what was seen after each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from pcn.errors import ConfigError
+from pcn.switching.movement import Directions
+from pcn.switching.rules import Progress, SwitchRule
+
+
+@dataclass
+class History:
+    """Epochs done, accuracies and movements of the subspaces so far, and where these were last."""
+
+    epoch: int = 0
+    accuracies: list[float] = field(default_factory=list)
+    movements: list[float] = field(default_factory=list)
+    directions: Directions = field(default_factory=dict)
+
+    def checked(self, accuracy: float | None, rule: SwitchRule) -> list[float]:
+        """An epoch's accuracy as one more entry, or none; raises where the rule cannot do with what was given."""
+        if accuracy is None:
+            if getattr(rule, "needs_accuracy", False):
+                raise ConfigError(f"{rule!r} needs accuracy=..., the validation accuracy after this epoch")
+            return []
+        if not math.isfinite(accuracy):
+            raise ConfigError(f"accuracy={accuracy!r} after epoch {self.epoch}: give a finite number")
+        return [float(accuracy)]
+
+    def progress(self, step: int = 0) -> Progress:
+        return Progress(self.epoch, step, tuple(self.accuracies), tuple(self.movements))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "accuracies": list(self.accuracies),
+            "movements": list(self.movements),
+            "directions": dict(self.directions),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch = int(state["epoch"])
+        self.accuracies = [float(value) for value in state["accuracies"]]
+        self.movements = [float(value) for value in state["movements"]]
+        self.directions = dict(state["directions"])

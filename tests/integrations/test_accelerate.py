@@ -1,0 +1,38 @@
+"""A loop with Accelerate goes on through the switch, and its saved states load on either side of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from distributed.launch import torchrun
+from integrations.accelerate_run import Run, check_every_state_resumes
+from integrations.training import network, optimizer_of
+
+import pcn
+from pcn.integrations.accelerate import FILE, prepare_switch
+
+
+def test_a_resumed_run_ends_as_one_never_stopped(tmp_path: Path) -> None:
+    check_every_state_resumes(tmp_path)
+
+
+def test_two_processes_end_alike_and_resume(tmp_path: Path) -> None:
+    done = torchrun(str(Path(__file__).parent / "accelerate_run.py"), 2, str(tmp_path))
+    assert done.returncode == 0, done.stdout
+
+
+def test_accelerates_wrapper_does_not_hide_the_optimizer(tmp_path: Path) -> None:
+    Run(strict=True).train(tmp_path)  # which refuses an optimizer whose state would be lost
+
+
+def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+    run = Run()
+    run.train(tmp_path)
+    (tmp_path / "epoch1" / FILE).unlink()
+    with pytest.raises(pcn.FileError, match="saved without the switch"):
+        Run().accelerator.load_state(str(tmp_path / "epoch1"))
+    model = network()
+    with pytest.raises(pcn.ConfigError, match="prepare returned"):
+        prepare_switch(run.accelerator, pcn.Switch(torch.nn.Sequential(model), optimizer_of(model)))

@@ -1,0 +1,103 @@
+"""Lightning trains on through the switch, and its checkpoints reload on either side of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from distributed.launch import torchrun
+from integrations.lightning_run import Module, check_every_checkpoint_resumes, keep_all, make_trainer, switching
+from integrations.training import SAMPLES
+
+import pcn
+from pcn.integrations.lightning import SwitchCallback, load_from_checkpoint
+from pcn.nn import PCModule
+
+pytestmark = [  # all of them Lightning's own
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+]
+
+
+@pytest.mark.parametrize("when", ["validation", "epoch"])
+def test_a_resumed_run_ends_as_one_never_stopped(when: str, tmp_path: Path) -> None:
+    check_every_checkpoint_resumes(tmp_path, {"save_on_train_epoch_end": when == "epoch"})
+
+
+def test_a_checkpoint_of_an_epochs_last_step_does_not_miss_the_switch(tmp_path: Path) -> None:
+    steps = SAMPLES // 24
+    check_every_checkpoint_resumes(tmp_path, {"every_n_train_steps": steps}, at=1, max_steps=2 * steps, max_epochs=-1)
+
+
+def test_two_processes_end_alike_and_resume(tmp_path: Path) -> None:
+    done = torchrun(str(Path(__file__).parent / "lightning_run.py"), 2, str(tmp_path))
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_schedule_goes_on_where_it_was() -> None:
+    switched, whole = Module(), Module()
+    make_trainer(switching()).fit(switched)
+    make_trainer().fit(whole)
+    assert switched.rates == whole.rates
+    assert len(set(whole.rates)) > 10
+
+
+def test_a_checkpoint_is_loaded_by_itself(tmp_path: Path) -> None:
+    module = Module(smoothing=0.1)
+    trainer = make_trainer(switching(), keep_all(tmp_path))
+    trainer.fit(module)
+    before, *_, after = sorted(tmp_path.iterdir())
+    loaded = load_from_checkpoint(Module, after)
+    assert type(loaded) is Module
+    assert loaded.hparams.smoothing == 0.1
+    inputs = torch.randn(5, 12)
+    torch.testing.assert_close(loaded.eval()(inputs), module.eval()(inputs), rtol=0, atol=0)
+    assert not isinstance(load_from_checkpoint(Module, before).net.fc2, PCModule)
+    (tested,) = make_trainer(switching(), keep_all(tmp_path)).test(Module(), ckpt_path=after, verbose=False)
+    assert tested["accuracy"] == pytest.approx(trainer.callback_metrics["accuracy"].item())
+    with pytest.raises(pcn.PlanError, match="before the switch"):
+        trainer.test(module, ckpt_path=before, verbose=False)
+
+
+def test_the_accuracy_decides_where_a_rule_asks_for_it(tmp_path: Path) -> None:
+    def fit(path: Path | None = None) -> SwitchCallback:
+        callback = switching(at=pcn.AccuracySlows(share=1.0), metric="accuracy")
+        make_trainer(callback, keep_all(tmp_path), max_epochs=8).fit(Module(batch=12), ckpt_path=path)
+        return callback
+
+    assert fit().plan is not None
+    seen = torch.load(max(tmp_path.iterdir()), weights_only=True)["callbacks"]["pcn.SwitchCallback"]["switch"]
+    assert 3 <= len(seen["accuracies"]) <= 8
+    first = min(tmp_path.iterdir())
+    fit(first)
+    resumed = torch.load(max(tmp_path.iterdir()), weights_only=True)["callbacks"]["pcn.SwitchCallback"]["switch"]
+    assert resumed["accuracies"] == seen["accuracies"]
+
+
+def test_steps_are_the_optimizers(tmp_path: Path) -> None:
+    sizes = []
+
+    class Watch(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *rest: Any) -> None:
+            sizes.append(isinstance(pl_module.net.fc2, PCModule))
+
+    steps = SAMPLES // 12
+    make_trainer(switching(at=pcn.AfterStep(3)), Watch(), max_epochs=1, accumulate_grad_batches=2).fit(Module(batch=12))
+    assert sizes == [False] * 5 + [True] * (steps - 5)
+
+
+def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(pcn.ConfigError, match="metric="):
+        switching(at=pcn.AccuracySlows())
+    with pytest.raises(pcn.ConfigError, match=r"'parms'.*did you mean 'params'"):
+        SwitchCallback([], parms=0.5)
+    with pytest.raises(pcn.ConfigError, match=r"'acuracy'.*did you mean 'accuracy'"):
+        make_trainer(switching(at=pcn.AccuracySlows(), metric="acuracy")).fit(Module())
+    with pytest.raises(pcn.ConfigError, match="save_weights_only"):
+        make_trainer(switching(), keep_all(tmp_path, save_weights_only=True)).fit(Module())
+    with pytest.raises(pcn.ConfigError, match="WeightAveraging"):
+        make_trainer(switching(), L.pytorch.callbacks.EMAWeightAveraging()).fit(Module())

@@ -1,0 +1,84 @@
+"""transformers' Trainer trains on through the switch, and its checkpoints reload on either side of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from distributed.launch import torchrun
+from integrations.transformers_run import (
+    Rates,
+    batches,
+    build,
+    check_every_checkpoint_resumes,
+    checkpoints,
+    make_trainer,
+    switching,
+)
+from safetensors.torch import load_file, save_file
+
+import pcn
+from pcn.integrations.transformers import SwitchCallback
+from pcn.nn import PCModule
+
+
+def test_a_resumed_run_ends_as_one_never_stopped(tmp_path: Path) -> None:
+    check_every_checkpoint_resumes(tmp_path)
+
+
+def test_two_processes_end_alike_and_resume(tmp_path: Path) -> None:
+    done = torchrun(str(Path(__file__).parent / "transformers_run.py"), 2, str(tmp_path))
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_schedule_goes_on_where_it_was(tmp_path: Path) -> None:
+    switched, whole = Rates(), Rates()
+    trainer = make_trainer(tmp_path, switched, save_strategy="no")
+    switching().attach(trainer)
+    trainer.train()
+    make_trainer(tmp_path, whole, save_strategy="no").train()
+    assert switched.seen == whole.seen
+    assert len(set(whole.seen)) > 10
+
+
+def test_a_checkpoint_is_loaded_by_itself(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    switching().attach(trainer)
+    trainer.train()
+    before, *_, after = checkpoints(tmp_path)
+    loaded, (batch, _) = pcn.load(build(), after).eval(), batches()
+    expected = trainer.model.eval()(**batch).logits
+    torch.testing.assert_close(loaded(**batch).logits, expected, rtol=0, atol=0)
+    with pytest.raises(pcn.PlanError, match="before the switch"):
+        trainer.train(resume_from_checkpoint=str(before))
+    renamed = {f"older.{name}": tensor for name, tensor in load_file(after / "model.safetensors").items()}
+    save_file(renamed, after / "model.safetensors")
+    trainer = make_trainer(tmp_path)
+    switching().attach(trainer)
+    with pytest.raises(pcn.FileError, match="other names"):
+        trainer.train(resume_from_checkpoint=str(after))
+
+
+def test_the_accuracy_decides_and_the_best_is_looked_for_anew(tmp_path: Path) -> None:
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "eval_strategy": "epoch"}
+    trainer = make_trainer(tmp_path, **best, num_train_epochs=8)
+    callback = switching(at=pcn.AccuracySlows(share=1.0), metric="eval_accuracy").attach(trainer)
+    trainer.train()
+    assert callback.plan is not None
+    assert (Path(trainer.state.best_model_checkpoint) / "plan.json").exists()
+
+
+def test_steps_are_the_optimizers(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, gradient_accumulation_steps=2, max_steps=3, save_strategy="steps", save_steps=1)
+    switching(at=pcn.AfterStep(2)).attach(trainer)
+    trainer.train()
+    assert [(path / "plan.json").exists() for path in checkpoints(tmp_path)] == [False, True, True]
+    assert isinstance(trainer.model.model.layers[0].mlp.up_proj, PCModule)
+
+
+def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(pcn.ConfigError, match="metric="):
+        SwitchCallback([], at=pcn.AccuracySlows())
+    with pytest.raises(pcn.ConfigError, match="attach"):
+        make_trainer(tmp_path, switching()).train()

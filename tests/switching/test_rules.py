@@ -1,0 +1,81 @@
+"""When the switch comes: in the middle of an epoch, or when the subspaces have settled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from switching.loop import CONFIG, dense, step, vectors
+
+import pcn
+from pcn.demo.digits import load_digits
+from pcn.demo.network import DigitsNetwork
+from pcn.demo.recipe import Recipe, Training
+from pcn.nn import PCModule
+from pcn.switching import Progress
+
+
+@pytest.mark.parametrize("at", [1, 5, 7])
+def test_after_a_step_in_the_middle_of_an_epoch(at: int) -> None:
+    model = dense()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    switch = pcn.Switch(model, optimizer, CONFIG, at=pcn.AfterStep(at))
+    switched, done = [], 0
+    for epoch in (1, 2):
+        for seed in range(4):
+            assert isinstance(model[2], PCModule) == (done >= at)
+            step(model, optimizer, vectors(seed))
+            done += 1
+            if switch.after_step(done, [vectors(9)[0]]) is not None:
+                switched.append(done)
+        assert switch.after_epoch(epoch, [vectors(9)[0]]) is None
+    assert switched == [at]
+
+
+def test_a_step_that_was_missed_is_made_up_for() -> None:
+    switch = pcn.Switch(dense(), None, CONFIG, at=pcn.AfterStep(10))
+    assert switch.after_step(8, []) is None
+    assert switch.after_step(16, [vectors(9)[0]]) is not None
+
+
+@pytest.mark.parametrize("rate", [3e-3, 1e-3])
+def test_subspaces_settle_in_a_real_run_but_not_in_its_first_epoch(rate: float) -> None:
+    digits = load_digits(0)
+    training = Training(DigitsNetwork(64), Recipe(learning_rate=rate), 0)
+    switch = pcn.Switch(training.model, training.optimizer, at=pcn.SubspacesSettle())
+    batches = digits.train.images.split(256)
+    assert switch.after_epoch(0, batches) is None  # the network as it was born, which the first epoch turns over
+    switched = []
+    for epoch in range(1, 9):
+        training.epoch(digits.train)
+        if switch.after_epoch(epoch, batches) is not None:
+            switched.append(epoch)
+    assert len(switched) == 1
+    assert switched[0] > 1
+    movements = switch.state_dict()["movements"]
+    assert min(movements[:-1]) > 0.05 >= movements[-1]
+
+
+movements = st.lists(st.floats(0.06, 1), min_size=1, max_size=12)
+
+
+@given(movements, st.integers(1, 4))
+def test_subspaces_that_no_longer_settle_are_settled(seen: list[float], patience: int) -> None:
+    rule = pcn.SubspacesSettle(within=0.05, patience=patience)
+    waited = 0
+    for n in range(1, len(seen) + 1):
+        waited = 0 if n == 1 or seen[n - 1] < min(seen[: n - 1]) else waited + 1
+        assert rule.due(Progress(n + 1, movements=tuple(seen[:n]))) == (waited >= patience)
+
+
+@given(movements)
+def test_subspaces_that_barely_move_are_settled(seen: list[float]) -> None:
+    assert pcn.SubspacesSettle(within=0.05).due(Progress(len(seen) + 2, movements=(*seen, 0.05)))
+    assert not pcn.SubspacesSettle(within=0.05).due(Progress(1))
+
+
+@pytest.mark.parametrize("options", [{"within": 0}, {"within": 1}, {"patience": 0}, {"patience": True}])
+def test_rules_that_mean_nothing_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(pcn.ConfigError, match="SubspacesSettle"):
+        pcn.SubspacesSettle(**options)
