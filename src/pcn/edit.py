@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pcn.bases import Bases, Basis, kept_inputs
 from pcn.fit import check_fits, tensors_of
-from pcn.layers import LAYER_TYPES, canonical_weight
+from pcn.layers import LAYER_TYPES, canonical_weight, layout_of
 from pcn.nn import PCModule, empty_like
 from pcn.plan import LayerPlan, Plan
 from pcn.replaced import Replaced, carry_cut, carry_projected
@@ -138,6 +138,7 @@ def _cut_tensors(plan: Plan, model: nn.Module) -> dict[int, tuple[Tensor, Tensor
             new = old.detach()
             for dim, cut in dims.items():
                 new = new.index_select(dim, torch.tensor(cut.kept, device=old.device))
+            new = new.contiguous(memory_format=layout_of(old))
             is_parameter = isinstance(old, nn.Parameter)
             replaced[id(old)] = (old, nn.Parameter(new, old.requires_grad) if is_parameter else new)
     return replaced

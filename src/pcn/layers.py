@@ -145,6 +145,18 @@ def _read_directly(model: nn.Module) -> dict[int, str]:
     return found
 
 
+def layout_of(tensor: Tensor) -> torch.memory_format:
+    """How a tensor lies in memory: with its channels last, or in the plain order.
+
+    >>> layout_of(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
+    torch.channels_last
+    """
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    if channels_last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=channels_last):
+        return torch.contiguous_format
+    return channels_last
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module that ``torch.compile`` or a parallel wrapper holds, so that names are the user's own."""
     while True:

@@ -138,7 +138,7 @@ def _carried(change: Replaced, optimizer: Optimizer) -> dict[Tensor, State]:
     carried: dict[Tensor, State] = {change.new: {}}
     for entry, value in state.items():
         known = entry in FIRST_MOMENTS + SECOND_MOMENTS and isinstance(value, Tensor)
-        carried[change.new][entry] = change.carry(entry, value, bias_state.get(entry)) if known else value
+        carried[change.new][entry] = change.carried(entry, value, bias_state.get(entry)) if known else value
     if isinstance(state.get("momentum_buffer"), Tensor):  # fused SGD wants all parameters to have one, or none
         carried |= {gained: {"momentum_buffer": torch.zeros_like(gained)} for _, gained in change.gained}
     return carried

@@ -31,6 +31,11 @@ class Replaced:
     old_bias: nn.Parameter | None = None
     gained: tuple[tuple[str, nn.Parameter], ...] = ()
 
+    def carried(self, entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
+        """The new parameter's value of an entry, in memory as it lies there itself, which fused optimizers rely on."""
+        laid_out = torch.empty_like(self.new, dtype=value.dtype, device=value.device, requires_grad=False)
+        return laid_out.copy_(self.carry(entry, value, bias_value))
+
 
 def carry_cut(dims: dict[int, tuple[int, ...]]) -> Carry:
     """Everything held per entry loses the same entries as the parameter."""
@@ -70,7 +75,7 @@ def hand_over_(replaced: Iterable[Replaced], *, gradients: bool = True) -> None:
     for change in replaced:
         if gradients and change.old.grad is not None:
             bias_gradient = None if change.old_bias is None else change.old_bias.grad
-            change.new.grad = change.carry(GRADIENT, change.old.grad, bias_gradient)
+            change.new.grad = change.carried(GRADIENT, change.old.grad, bias_gradient)
         change.new.__dict__.update(change.old.__dict__)
         for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             if getattr(change.old, hooks):

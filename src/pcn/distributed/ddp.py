@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,9 +15,6 @@ from pcn.distributed.collectives import Ranks
 from pcn.errors import PlanError
 from pcn.nn import PCModule
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
 # What the user or a running loop has set on the wrapper; its own constructor would reset it.
 KEPT = {*nn.Module().__dict__, "_join_config", "_ddp_sink_clone", "require_backward_grad_sync"}
 
@@ -27,12 +24,6 @@ def wrapper_of(model: nn.Module) -> DistributedDataParallel | None:
     while isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
         model = model._orig_mod
     return model if isinstance(model, DistributedDataParallel) else None
-
-
-def group_of(model: nn.Module) -> ProcessGroup | None:
-    """The process group in which a model is trained, as far as its wrapper tells."""
-    ddp = wrapper_of(model)
-    return None if ddp is None else ddp.process_group
 
 
 def check_rewrappable(ddp: DistributedDataParallel) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pcn.errors import ConfigError
-from pcn.layers import canonical_weight, groups_of, in_width, layer_type, out_width
+from pcn.layers import canonical_weight, groups_of, in_width, layer_type, layout_of, out_width
 from pcn.nn.base import PCModule
 from pcn.nn.conv import PCConv1d, PCConv2d, PCConv3d
 from pcn.nn.linear import PCLinear
@@ -67,6 +67,8 @@ def empty_like(
         dtype=weight.dtype,
         **{name: getattr(layer, name) for name in MOVEMENT if kind.spatial},
     )
+    if (layout := layout_of(weight)) != torch.contiguous_format:
+        new.to(memory_format=layout)  # type: ignore[call-overload]
     inherit_(new, layer)
     new.requires_grad_(weight.requires_grad)
     if isinstance(layer.bias, Tensor):
