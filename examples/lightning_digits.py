@@ -69,10 +69,12 @@ def main():
     )
 
     if trainer.is_global_zero:
-        module = load_from_checkpoint(Digits, last)
+        module = load_from_checkpoint(Digits, last).eval()  # Digits.load_from_checkpoint for checkpoints of any epoch
+        with torch.no_grad():
+            accuracy = (module(test[:][0]).argmax(1) == test[:][1]).float().mean()
         size = sum(parameter.numel() for parameter in module.parameters())
         print(switch.plan)
-        print(f"{size:,} trained parameters, test accuracy {trainer.callback_metrics['accuracy']:.1%}")
+        print(f"{size:,} trained parameters, test accuracy {accuracy:.1%}")
 
 
 if __name__ == "__main__":

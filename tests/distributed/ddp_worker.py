@@ -8,7 +8,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from distributed.network import SMALL, NormNet, all_batches, alone, built, own_batches, parameters, rank, train
+from distributed.network import (
+    BATCH,
+    SMALL,
+    NormNet,
+    all_batches,
+    alone,
+    built,
+    data,
+    own_batches,
+    parameters,
+    rank,
+    train,
+)
 from distributed.worker import everyones, near, raised, run_checks, same_everywhere
 from small import record
 from torch import nn
@@ -18,6 +30,7 @@ from torch.optim import SGD
 
 import pcn
 from pcn.distributed import state_hash
+from pcn.distributed.ddp import wrapper_of
 from pcn.layers import unwrap
 from pcn.nn import PCModule
 
@@ -40,6 +53,7 @@ def trains_as_one_process_does(model: nn.Module, **zero_grad: Any) -> None:
     stats = pcn.analyze(reference, all_batches())
     pcn.make_plan(reference, stats, SMALL).apply_(reference, stats, optimizer=its_optimizer)
     assert isinstance(unwrap(model).fc1, PCModule)
+    assert not wrapper_of(model).named_module_buffers  # the bases are all that there is
     train(model, optimizer, range(3, 7), **zero_grad)
     train(reference, its_optimizer, range(3, 7), alone=True)
     for name, expected in parameters(reference).items():
@@ -56,6 +70,29 @@ def check_gradients_are_averaged_once_with_any_arguments() -> None:
     ):
         trains_as_one_process_does(wrapped(built(), **options))
     trains_as_one_process_does(wrapped(built(), gradient_as_bucket_view=True), set_to_none=False)
+
+
+def check_gradients_that_wait_for_the_others_follow() -> None:
+    """A switch between two backward passes of one step, of which the first was not averaged yet."""
+    model = wrapped(built())
+    optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
+    reference, its_optimizer = alone(model, optimizer)
+
+    def backward(model: nn.Module, step: int, part: slice) -> None:
+        inputs, labels = data(step)
+        nn.functional.cross_entropy(model(inputs[part]), labels[part]).backward()
+
+    own = slice(rank() * BATCH, (rank() + 1) * BATCH)
+    with model.no_sync():
+        backward(model, 0, own)
+    backward(reference, 0, slice(None))
+    pcn.Switch(model, optimizer, SMALL).now(own_batches())
+    stats = pcn.analyze(reference, all_batches())
+    pcn.make_plan(reference, stats, SMALL).apply_(reference, stats, optimizer=its_optimizer)
+    backward(model, 1, own)
+    backward(reference, 1, slice(None))
+    for name, parameter in unwrap(model).named_parameters():
+        near(parameter.grad, reference.get_parameter(name).grad, 1e-6)
 
 
 def check_compiled_models_follow() -> None:

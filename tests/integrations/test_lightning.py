@@ -90,6 +90,14 @@ def test_steps_are_the_optimizers(tmp_path: Path) -> None:
     assert sizes == [False] * 5 + [True] * (steps - 5)
 
 
+def test_mixed_precision_and_dropped_outputs_work_as_well() -> None:
+    module = Module()
+    config = pcn.PCNConfig(rank=8, keep_outputs=0.5)
+    make_trainer(switching(config=config), precision="bf16-mixed").fit(module)
+    assert module.net.fc1.out_features == 16
+    assert isinstance(module.net.fc2, PCModule)
+
+
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     with pytest.raises(pcn.ConfigError, match="metric="):
         switching(at=pcn.AccuracySlows())

@@ -25,9 +25,9 @@ class SwitchCallback(Callback):
     """Switches the module that is trained, once, and stands in Lightning's checkpoints.
 
     ``batches`` (or a function that returns them) are a few thousand training samples *without augmentation*, in every
-    process its own or the same; ``metric`` is the name of a logged validation accuracy, for rules that ask for one;
-    everything else is as for :class:`pcn.Switch`. After epoch 15 means at the start of the next one, so that
-    checkpoints of epoch 15 are still the whole module's.
+    process its own or the same; ``metric`` is the name of a logged validation accuracy, for rules that ask for one (log
+    it with ``sync_dist=True``, as the first process decides); everything else is as for :class:`pcn.Switch`. After
+    epoch 15 means at the start of the next one, so that checkpoints of epoch 15 are still the whole module's.
     """
 
     def __init__(self, batches: Batches, *, metric: str | None = None, **options: Any) -> None:
@@ -93,8 +93,7 @@ class SwitchCallback(Callback):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         accuracy = self._switch.accuracy_in(trainer.callback_metrics)
-        if accuracy is not None:  # processes must not disagree about when to switch
-            self._switch.accuracy = float(trainer.strategy.reduce(accuracy, reduce_op="mean"))
+        self._switch.accuracy = None if accuracy is None else float(accuracy)
 
     def _before_weights(self, module: LightningModule, checkpoint: dict[str, Any], *, fitting: bool) -> None:
         plan = plan_in(_state_in(checkpoint), module)
