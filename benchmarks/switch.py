@@ -91,16 +91,17 @@ class How:
 
 
 SEVERAL = 8
-# Compiling in one process takes long, so these two run side by side; each needs one core, and no steps are timed.
-ONE_PROCESS = [
-    How("whole, tuned, 1 process", "whole_1", whole=True, tuned=True, steps_timed=False),
-    How("blocks, 1 process", "blocks_1", steps_timed=False),
-]
 DEFAULT = How("blocks", "blocks", processes=SEVERAL)
-WAYS: list[list[How]] = [  # the most important first; those of one line run at the same time
+Ways = list[list[How]]  # one after another; those of one line run side by side
+FIRST_WAYS: Ways = [
     [replace(DEFAULT, label="blocks, warm cache")],  # filled by the run that switched
-    ONE_PROCESS,
+    [  # these take long, but only a core each; no steps are timed
+        How("whole, tuned, 1 process", "whole_1", whole=True, tuned=True, steps_timed=False),
+        How("blocks, 1 process", "blocks_1", steps_timed=False),
+    ],
     [How("whole, tuned", "whole_tuned", whole=True, tuned=True, processes=SEVERAL)],
+]
+FURTHER_WAYS: Ways = [
     [replace(DEFAULT, cache="blocks_again")],
     [How("whole", "whole", whole=True, processes=SEVERAL)],
     [How("blocks, tuned", "blocks_tuned", tuned=True, processes=SEVERAL)],
@@ -134,10 +135,9 @@ def main() -> None:
         run = Run(setting, given.out, started, started + given.seconds)
         for name in given.only:
             run.switch(NETWORKS[name])
-        for ways in WAYS:
-            for name in given.only:
-                if NETWORKS[name].compiled:
-                    run.compile(NETWORKS[name], ways)
+            run.compile(NETWORKS[name], FIRST_WAYS)
+        for name in given.only:
+            run.compile(NETWORKS[name], FURTHER_WAYS)
 
 
 def arguments() -> argparse.Namespace:
@@ -170,12 +170,14 @@ class Run:
             shutil.rmtree(cache_folder(self.setting, network, how), ignore_errors=True)
             self._run(network, "switch", train_and_switch, self._how(DEFAULT))
 
-    def compile(self, network: Network, ways: list[How]) -> None:
-        if network.name not in self.plans:
+    def compile(self, network: Network, ways: Ways) -> None:
+        """Compile a network anew in several ways, if it is one that is trained compiled."""
+        plan = self.plans.get(network.name)
+        if not network.compiled or plan is None:
             return
-        with ThreadPoolExecutor(len(ways)) as threads:
-            plan = self.plans[network.name]
-            list(threads.map(lambda how: self._run(network, "compile", compile_again, self._how(how), plan), ways))
+        for line in ways:
+            with ThreadPoolExecutor(len(line)) as threads:
+                list(threads.map(lambda how: self._run(network, "compile", compile_again, self._how(how), plan), line))
 
     def _how(self, how: How) -> How:
         several = how.processes > 1 and self.setting.processes is not None

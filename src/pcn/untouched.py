@@ -13,7 +13,8 @@ from torch import Tensor, nn
 def untouched(model: nn.Module, eval_mode: bool) -> Iterator[None]:
     """Run a model eagerly and without gradients; its modes, buffers and the random numbers are put back afterwards.
 
-    A hook on a part of a compiled model does not fire, so that compiled code is passed by.
+    A hook on a part of a compiled model does not fire, so that compiled code is passed by. For a few batches of another
+    size, cuDNN's search for the fastest kernels would take longer than they do.
     """
     with ExitStack() as stack:
         stack.enter_context(same_modes(model))
@@ -21,9 +22,20 @@ def untouched(model: nn.Module, eval_mode: bool) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=_cuda_devices(model)))
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_without_search())
         if eval_mode:
             model.eval()
         yield
+
+
+@contextmanager
+def _without_search() -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 @contextmanager

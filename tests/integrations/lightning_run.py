@@ -59,8 +59,9 @@ class Module(L.LightningModule):
 
 def make_trainer(*callbacks: L.Callback, **options: Any) -> L.Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    options = {"max_epochs": EPOCHS, "enable_checkpointing": len(callbacks) > 1} | options
-    return L.Trainer(accelerator="cpu", callbacks=list(callbacks), **quiet, **options)
+    keeps = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+    recipe = {"max_epochs": EPOCHS, "accelerator": "cpu", "enable_checkpointing": keeps}
+    return L.Trainer(callbacks=list(callbacks), **quiet, **recipe | options)
 
 
 def switching(**options: Any) -> SwitchCallback:

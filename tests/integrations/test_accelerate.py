@@ -30,6 +30,8 @@ def test_accelerates_wrapper_does_not_hide_the_optimizer(tmp_path: Path) -> None
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     run = Run()
     run.train(tmp_path)
+    with pytest.raises(pcn.PlanError, match="before the switch"):
+        run.accelerator.load_state(str(tmp_path / "epoch1"))
     (tmp_path / "epoch1" / FILE).unlink()
     with pytest.raises(pcn.FileError, match="saved without the switch"):
         Run().accelerator.load_state(str(tmp_path / "epoch1"))

@@ -143,6 +143,7 @@ def test_channels_last_stays_channels_last() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.parametrize("kind", [nn.Linear, nn.Conv2d])
 def test_on_the_gpu(kind: type[nn.Module]) -> None:
     stock, layer, x = make(kind, device="cuda", dtype=torch.float64)

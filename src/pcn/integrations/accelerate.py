@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from pcn.errors import ConfigError, FileError, PCNError
+from pcn.integrations.callback_switch import plan_in
 from pcn.layers import unwrap
 from pcn.switching import Switch
 
@@ -29,10 +30,7 @@ def prepare_switch(accelerator: Accelerator, switch: Switch) -> Switch:
     A state saved after the switch loads into a model and an optimizer that were built and prepared as usual.
     """
     if accelerator.distributed_type in SHARDED:
-        kind = accelerator.distributed_type.value
-        raise ConfigError(
-            f"Accelerate with {kind} is not supported: train on one device or with plain data parallelism"
-        )
+        raise ConfigError(f"{accelerator.distributed_type} is not supported: train on one device or with plain DDP")
     if not any(unwrap(switch.model) is unwrap(model) for model in accelerator._models):
         raise ConfigError("the switch holds a model that Accelerate does not: give it the one that prepare returned")
     switch = replace(switch, optimizer=bare(switch.optimizer))
@@ -44,7 +42,9 @@ def prepare_switch(accelerator: Accelerator, switch: Switch) -> Switch:
         path = Path(folder) / FILE
         if not path.exists():
             raise FileError(f"{folder} has no {FILE}: it was saved without the switch; give a folder saved with it")
-        switch.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        plan_in({"switch": state}, switch.model)  # raises for a state from before the switch that is behind this model
+        switch.load_state_dict(state)
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)  # before the weights, which need the plan's shape

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pcn.errors import ConfigError, FileError, PCNError
+from pcn.integrations.accelerate import FILE, bare
 from pcn.integrations.callback_switch import CallbackSwitch, State, plan_in
 from pcn.io import PLAN_FILE
 from pcn.nn import PCModule
@@ -20,12 +21,8 @@ from pcn.switching.switch import Batches
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-
-    from pcn.integrations.accelerate import bare
 except ImportError as error:
-    raise PCNError("this needs transformers' Trainer: pip install 'transformers[torch]'") from error
-
-FILE = "pcn_switch.bin"
+    raise PCNError("this needs transformers, which is not installed: pip install transformers accelerate") from error
 
 
 class SwitchCallback(TrainerCallback):
@@ -86,7 +83,7 @@ class SwitchCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        _forget_best(state, self._switch.after_epoch(int(state.epoch + 1e-6)))
+        _forget_best(state, self._switch.after_epoch(int(state.epoch + 1e-6)))  # a sum of fractions
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         _forget_best(state, self._switch.after_step(state.global_step))
