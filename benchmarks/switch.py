@@ -356,9 +356,8 @@ def compile_again(setting: Setting, network: Network, how: How, plan: str) -> It
 def start_compiler(setting: Setting, how: How) -> None:
     """Load the compiler and start its processes, which the parent's compilation has done when a real run switches."""
     small = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).to(setting.device)
-    torch.compile(small.forward, backend=setting.backend)(
-        torch.zeros(2, 3, 8, 8, device=setting.device)
-    ).sum().backward()
+    compiled = torch.compile(small.forward, backend=setting.backend)
+    compiled(torch.zeros(2, 3, 8, 8, device=setting.device)).sum().backward()
     if how.processes > 1 and setting.cuda:
         from torch._inductor.async_compile import AsyncCompile
 

@@ -3,8 +3,8 @@
     python experiments/digits_recalibration.py                  # ten seeds, a minute on one core
 
 A convolutional network with batch norm on scikit-learn's digits, a quarter of every rank after epoch 4 of 15. For each
-seed, one run keeps the parent's running statistics and one measures them anew on the calibration images; until then they
-are the same. Results: experiments/results/digits_recalibration.json
+seed, one run keeps the parent's running statistics and one measures them anew on the calibration images; until then
+they are the same. Results: experiments/results/digits_recalibration.json
 """
 
 from __future__ import annotations

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+Record = dict[str, Any]
+Table = tuple[list[str], Iterable[list[str]]]  # the head, and the rows
 
 PAPER = {  # test accuracy in percent
     "conv4": 75.16,
@@ -25,20 +28,22 @@ PAPER = {  # test accuracy in percent
 
 
 def table(name: str) -> str:
-    """Return one results file as a table: a row for each network, from the largest down."""
+    """Return one results file as a table."""
     found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    by_network: dict[str, list[dict[str, Any]]] = {}
-    for record in found["records"]:
-        by_network.setdefault(record["network"], []).append(record)
-    runs = sorted(by_network.values(), key=lambda records: -records[0]["trainable_params"])
-    head = ["network", "trainable", "total", "runs", "test accuracy (%)", "lowest to highest", "paper"]
-    lines = [head, ["---", "---:", "---:", "---:", "---:", "---:", "---:"], *map(row, runs)]
-    gpu, torch = found["hardware"]["gpu"], found["versions"]["torch"]
+    head, rows = TABLES[name](found["records"])
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    gpu, torch = found["hardware"]["gpu"] or "CPU", found["versions"]["torch"]
     body = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return f"`experiments/{name}.py`, {gpu}, torch {torch}:\n\n{body}"
 
 
-def row(records: list[dict[str, Any]]) -> list[str]:
+def networks(records: list[Record]) -> Table:
+    """A row for each network, from the largest down."""
+    runs = sorted(grouped(records, "network").values(), key=lambda runs: -runs[0]["trainable_params"])
+    return ["network", "trainable", "total", "runs", "test accuracy (%)", "lowest to highest", "paper"], map(row, runs)
+
+
+def row(records: list[Record]) -> list[str]:
     first = records[0]
     accuracies = [record["test_accuracy"] for record in records]
     spread = f"{min(accuracies):.2f} to {max(accuracies):.2f}" if len(accuracies) > 1 else ""
@@ -54,8 +59,46 @@ def row(records: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def widths(records: list[Record]) -> Table:
+    """A row for each width of the hidden layer."""
+    rows = [
+        [str(width), str(len(runs)), f"{mean(runs, 'effective_dimensions'):.1f}", f"{mean(runs, 'test_accuracy'):.2f}"]
+        for width, runs in sorted(grouped(records, "width").items())
+    ]
+    return ["hidden nodes", "runs", "effective dimensions", "test accuracy (%)"], rows
+
+
+def recalibration(records: list[Record]) -> Table:
+    """A row for each way to treat batch norm's running statistics."""
+    names = ("validation_before_switch", "validation_after_switch", "test_accuracy")
+    rows = [
+        [arm, str(len(runs)), *(f"{mean(runs, name):.2f}" for name in names)]
+        for arm, runs in grouped(records, "network").items()
+    ]
+    return ["running statistics", "runs", "validation before", "right after (%)", "test at the end (%)"], rows
+
+
+def grouped(records: list[Record], key: str) -> dict[Any, list[Record]]:
+    found: dict[Any, list[Record]] = {}
+    for record in records:
+        found.setdefault(record[key], []).append(record)
+    return found
+
+
+def mean(records: list[Record], key: str) -> float:
+    return statistics.fmean(record[key] for record in records)
+
+
+TABLES: dict[str, Callable[[list[Record]], Table]] = {
+    "cifar10_conv4": networks,
+    "cifar10_resnets": networks,
+    "mnist_width": widths,
+    "digits_recalibration": recalibration,
+}
+
+
 def main() -> None:
-    print("\n\n".join(table(path.stem) for path in sorted(RESULTS.glob("*.json"))))
+    print("\n\n".join(table(name) for name in TABLES if (RESULTS / f"{name}.json").exists()))
 
 
 if __name__ == "__main__":

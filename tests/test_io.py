@@ -165,14 +165,17 @@ def test_wrapped_models_are_saved_and_loaded_inside(tmp_path: Path) -> None:
     assert torch.equal(fresh(x), model(x))
 
 
-def test_no_pickle_anywhere() -> None:
+def test_nothing_is_read_that_could_run_code() -> None:
+    """Models need no pickle; checkpoints of training are read as tensors and plain values only."""
     words = re.compile(r"\b(pickle|torch\.load|torch\.save|joblib|marshal|shelve|dill|eval\(|exec\()")
+    harmless = re.compile(r"(no|without|needs no) pickle|\.eval\(|pickles|torch\.load\(.*weights_only=True")
+    writers = {"checkpoints.py", "transformers.py"}
     found = [
         f"{path.name}:{number}: {line.strip()}"
         for path in SOURCES.rglob("*.py")
-        if "training" not in path.parts  # whose checkpoints are read as tensors and plain values only, see there
+        if path.name != "cifar10.py"  # whose unpickler takes arrays of numbers and nothing else, see its tests
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if words.search(line) and not re.search(r"(no|without|needs no) pickle|\.eval\(|pickles", line)
+        if words.search(line) and not harmless.search(line) and not (path.name in writers and "torch.save" in line)
     ]
     assert found == []
 

@@ -15,7 +15,7 @@ from pcn.layers import unwrap
 MOST = 0.8  # of a model's layers: blocks that hold fewer leave too much uncompiled
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # what stands in one is up to each model
 
-# Timing two to six configurations of every pointwise kernel doubles what is compiled, for steps that are as fast.
+# Choosing among two to six configurations of every pointwise kernel doubles what is compiled, and each is then timed.
 UNTUNED = {"triton.autotune_pointwise": False}
 # Autocast is entered with constants, which stand in the graph: a graph that does so can be found again on disk.
 CACHEABLE = {f"torch.amp.autocast_mode.{name}": "constants" for name in ("_enter_autocast", "_exit_autocast")}
