@@ -202,3 +202,17 @@ def test_samples_are_kept_where_they_are_few(monkeypatch):
     kept = moments(rows)
     assert isinstance(kept, Samples)
     np.testing.assert_allclose(kept.covariance()[0], np.cov(rows.double().numpy(), rowvar=False), atol=1e-5)
+
+
+def test_copies_of_an_eigenvalue_in_kept_samples_are_all_counted(monkeypatch):
+    """More copies than a block has rows: products in fp32 alone may not show them all."""
+    monkeypatch.setattr(spectrum, "EIGH_SIZE", 0)
+    count, width, copies = 1200, 1300, 70
+    left = torch.randn(count, 150, dtype=torch.float64)
+    left = torch.linalg.qr(left - left.mean(0)).Q
+    right = torch.linalg.qr(torch.randn(width, 150, dtype=torch.float64)).Q
+    values = torch.cat([torch.full((copies,), 5.0), torch.logspace(-2, -4, 150 - copies)]).double()
+    rows = (left * (values * (count - 1)).sqrt()) @ right.T
+    found = Spectrum(Samples(1, width, [rows]), "fc")
+    assert found.count_above(1.0) == copies
+    assert found._solvers  # found without all eigenpairs

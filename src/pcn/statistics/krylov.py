@@ -22,7 +22,8 @@ class Krylov:
     Vectors are rows throughout, which is how the products run fastest. ``apply`` computes q C for rows q (k, w);
     ``trace`` is the trace of C, which tells when nothing is left to find. A pair has converged when its residual is
     below ``tolerance`` times its eigenvalue or ``floor`` times the largest one; the error of an eigenvalue is of the
-    order of the square of that.
+    order of the square of that. With ``probe`` random rows are tried before an answer is given; a start that holds some
+    makes that unnecessary.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Krylov:
         self.dimensions = 0
         self._room = start.new_empty(2, 8 * self._block, self._width)  # for Q and Q C
         self._reduced = start.new_empty(0, 0)  # Q C Qᵀ
+        self._rounds = 0
         self._grow(start)
 
     def until(self, enough: Enough, limit: int) -> tuple[Tensor, Tensor] | None:
@@ -48,12 +50,13 @@ class Krylov:
             needed = enough(values)
             missing, rows = self._missing(values, turn, needed or 0)
             if needed is not None and not missing:
-                if needed == sure_of or self._exhausted() or not self._probe:
+                if needed == sure_of or self._exhausted() or not (self._probe or self._rounds == 1):
                     return values[:needed], turn[:needed] @ self._basis
-                # The Krylov space holds no more copies of a multiple eigenvalue than the block has rows; random rows
-                # would show one that is missing.
+                # The Krylov space holds no more copies of a multiple eigenvalue than the block has rows; random rows,
+                # multiplied twice, would show one that is missing.
                 sure_of = needed
-                self._grow(random_rows(PROBE, self._basis))
+                if self._probe:
+                    self._grow(random_rows(PROBE, self._basis))
                 rows = self._image[-PROBE:]
             elif self._exhausted():
                 return values, turn @ self._basis
@@ -113,6 +116,7 @@ class Krylov:
             self._room = torch.cat([self._room, more], dim=1)
         self._room[0, self.dimensions : size] = block
         self._room[1, self.dimensions : size] = image
+        self._rounds += 1
         self.dimensions = size
 
     def _orthonormal(self, block: Tensor) -> Tensor:

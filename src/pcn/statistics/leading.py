@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pcn.statistics.krylov import Apply, Enough, Krylov, block_size, random_rows
+from pcn.statistics.krylov import PROBE, Apply, Enough, Krylov, block_size, random_rows
 from pcn.statistics.moments import Moments
 from pcn.statistics.pieces import exact_products
 from pcn.statistics.samples import Samples
@@ -26,7 +26,8 @@ class Leading:
         self._start = random_rows(block_size(trace.device), trace.new_empty(0, moments.width))
         self._rough: Krylov | None = None
         if isinstance(moments, Samples):
-            self._rough = Krylov(_fp32_products(moments, group), trace, self._start, ROUGH_TOLERANCE, ROUGH_FLOOR)
+            products = _fp32_products(moments, group)
+            self._rough = Krylov(products, trace, self._start, ROUGH_TOLERANCE, ROUGH_FLOOR, probe=False)
         self._fine: Krylov | None = None
 
     def until(self, enough: Enough, limit: int) -> tuple[Tensor, Tensor] | None:
@@ -36,7 +37,7 @@ class Leading:
             if found is None:
                 return None
             start = self._rough.leading(len(found[0]) + SPARE)
-            self._fine = self._fine_solver(start)
+            self._fine = self._fine_solver(torch.cat([start, random_rows(PROBE, start)]))
         elif self._fine is None:
             self._fine = self._fine_solver(self._start)
         return self._fine.until(enough, limit)
