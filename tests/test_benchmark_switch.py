@@ -63,3 +63,10 @@ def test_results_are_merged(switch: ModuleType, tmp_path: Path) -> None:
     switch.save(out, "conv4", "cuda", {"torch": "2"})
     kept = {"torch": "3", "compilation": {"a": {"set_up_s": 1}, "b": {"set_up_s": 2}}}
     assert json.loads(out.read_text()) == {"conv4": {"cpu": kept, "cuda": {"torch": "2"}}}
+
+
+def test_the_table_in_the_documentation_is_that_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import switch_table
+
+    assert switch_table.table() in (BENCHMARKS.parent / "docs" / "training.md").read_text()
