@@ -140,10 +140,11 @@ class Killer:
             self.finish(folder)
 
     def at_instants(self, kills: int) -> None:
-        """Kill at the n-th write of a kind, n as large as it gets, each in a run of its own."""
-        for _ in range(kills):
+        """Kill at the n-th write of a kind, each in a run of its own, until there were so many kills."""
+        wanted = self.kills + kills
+        while self.kills < wanted:
             folder = self.room / f"run-{self.runs}"
-            self.kills += not ended(start(folder, die_at(self.random.choice(POINTS), self.random.randint(1, 30))))
+            self.kills += not ended(start(folder, die_at(self.random.choice(POINTS), self.random.randint(1, 20))))
             self.finish(folder)
 
     def finish(self, folder: Path) -> None:
