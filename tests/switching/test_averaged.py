@@ -108,3 +108,14 @@ def test_a_copy_of_another_shape_leaves_everything_as_it_was() -> None:
         pcn.Switch(model, optimizer, CONFIG, ema=ema).now([vectors(0)[0]])
     assert [id(p) for p in model.parameters()] == [id(p) for p in parameters]
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in parameters]
+
+
+def test_timms_average_follows_too() -> None:
+    utils = pytest.importorskip("timm.utils", reason="needs timm", exc_type=ImportError)
+    model, x = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3)).double(), torch.randn(99, 8).double()
+    averaged = utils.ModelEmaV3(model, decay=0.9)
+    before = averaged.module(x)
+    rules = {"0": pcn.LayerRule(rank=8), "2": pcn.LayerRule(rank=64)}
+    pcn.Switch(model, None, pcn.PCNConfig(layers=rules), ema=averaged).now([x])
+    torch.testing.assert_close(averaged.module(x), before)
+    averaged.update(model)

@@ -23,7 +23,7 @@ def take(run: Trainer) -> dict[str, Any]:
         "model": run.model.state_dict(),
         "optimizer": run.optimizer.state_dict(),
         "best": run.best,
-        "random": run.world.gather(_random_state(run.device)),
+        "random": run.world.ranks.gather(_random_state(run.device)),
     }
 
 

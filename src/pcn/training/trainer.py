@@ -53,7 +53,7 @@ class Trainer:
         self.device = self.world.device
         self.tell, self.stepped = tell, stepped
         self.compiled = compiled
-        self._keeps = self.world.from_first(folder is not None)  # only the first process has the folder
+        self._keeps = self.world.ranks.from_one(lambda: folder is not None)  # only the first process has the folder
         self.graphed = self.device.type == "cuda" and self.world.size == 1
         self.steps_per_epoch = data.steps(settings.batch)
         if self.steps_per_epoch == 0:
@@ -279,7 +279,7 @@ class Trainer:
         if self.folder is not None:
             self.folder.begin()
         state, damaged = (None, []) if self.folder is None else self.folder.checkpoints.newest(self.device)
-        state = self.world.from_first(state)
+        state = self.world.ranks.from_one(lambda: state)
         if state is not None:
             put_back_(self, state)
             self._last_checkpoint = self.progress.step

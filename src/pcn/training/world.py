@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pcn.distributed.collectives import Ranks
 from pcn.training.data import Share
 
 
 class World:
     """This process among the others."""
 
-    def __init__(self, device: torch.device, rank: int = 0, size: int = 1) -> None:
-        self.device, self.rank, self.size = device, rank, size
-        self.share = Share(rank, size)
+    def __init__(self, device: torch.device, group: distributed.ProcessGroup | None = None) -> None:
+        self.device, self.ranks = device, Ranks(group)
+        self.rank, self.size = self.ranks.rank, self.ranks.size
+        self.share = Share(self.rank, self.size)
 
     @property
     def first(self) -> bool:
@@ -39,29 +40,15 @@ class World:
         return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
 
     def sum(self, value: Tensor) -> Tensor:
-        if self.size > 1:
-            distributed.all_reduce(value)
+        """A tensor's sum over the processes, in its place."""
+        self.ranks.sum_(value)
         return value
-
-    def gather(self, value: Any) -> list[Any]:
-        """What every process has, in order."""
-        values = [value] * self.size
-        if self.size > 1:
-            distributed.all_gather_object(values, value)
-        return values
-
-    def from_first(self, value: Any) -> Any:
-        """What the first process has, on all of them."""
-        values = [value]
-        if self.size > 1:
-            distributed.broadcast_object_list(values, device=self.device if self.device.type == "cuda" else None)
-        return values[0]
 
 
 @contextmanager
 def world(device: str | None = None) -> Iterator[World]:
     """Join the processes that ``torchrun`` started, or be alone."""
-    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    size = int(os.environ.get("WORLD_SIZE", "1"))
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda":
         torch.backends.cudnn.benchmark = True
@@ -72,6 +59,6 @@ def world(device: str | None = None) -> Iterator[World]:
         return
     distributed.init_process_group("nccl" if name.startswith("cuda") else "gloo")
     try:
-        yield World(torch.device(name), rank, size)
+        yield World(torch.device(name), distributed.group.WORLD)
     finally:
         distributed.destroy_process_group()
