@@ -85,7 +85,10 @@ def test_printed_it_says_what_is_kept_and_why_the_rest_is_left_alone() -> None:
     assert "12 -> 8 -> 2 in 2 groups" in text
     assert "BatchNorm2d is not a Linear, Conv1d, Conv2d or Conv3d" in text
     assert "fc1, fc2: no rank asked for" in text
-    assert f"{plan.trainable_before:,} -> {plan.trainable_after:,} trainable in these layers" in text
+    assert (
+        f"{plan.trainable_before:,} -> {plan.trainable_after:,} trainable in all linear and convolutional layers"
+        in text
+    )
     before, after = (
         sum(getattr(layer, side) for layer in plan.layers.values()) for side in ("flops_before", "flops_after")
     )

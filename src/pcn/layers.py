@@ -86,12 +86,12 @@ def transformable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str
         if parametrize.is_parametrized(module):
             yield name, module, "its weight is parametrised"
         elif own or layer_type(module) is not None:
-            if name == "":
-                reason: str | None = "the model is this one layer: it has no parent to swap it in"
-            elif isinstance(module, PCModule):
-                reason = "it is a principal component layer already"
+            if isinstance(module, PCModule):
+                reason: str | None = "it is a principal component layer already"
             elif (kind := layer_type(module)) is None:
                 reason = f"{type(module).__name__} is not a Linear, Conv1d, Conv2d or Conv3d"
+            elif name == "":
+                reason = "the model is this one layer: it has no parent to swap it in"
             elif isinstance(module.weight, nn.parameter.UninitializedParameter):
                 reason = "it is lazy: run the model once first"
             elif id(module) in direct:

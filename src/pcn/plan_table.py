@@ -15,7 +15,7 @@ def plan_table(plan: Plan) -> str:
 
 def _totals(plan: Plan) -> list[str]:
     """What all layers of the plan, changed or not, train and compute before and after."""
-    lines = [_saved(plan.trainable_before, plan.trainable_after, "trainable in these layers")]
+    lines = [_saved(plan.trainable_before, plan.trainable_after, "trainable in all linear and convolutional layers")]
     known = [layer for layer in plan.layers.values() if layer.flops_before and layer.flops_after]
     if known:
         before, after = (sum(getattr(layer, side) for layer in known) for side in ("flops_before", "flops_after"))

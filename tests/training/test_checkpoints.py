@@ -104,7 +104,7 @@ def test_other_settings_need_another_folder(tmp_path: Path) -> None:
     RunFolder(tmp_path / "run", Settings(epochs=4)).close()  # never began
     with RunFolder(tmp_path / "run", Settings(epochs=5)) as folder:
         folder.begin()
-    with pytest.raises(pcn.ConfigError, match=r"other settings \(epochs was 5\): choose another folder"):
+    with pytest.raises(pcn.ConfigError, match=r"other settings \(epochs was 5, now 6\): choose another folder"):
         RunFolder(tmp_path / "run", Settings(epochs=6))
 
 

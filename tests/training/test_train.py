@@ -65,8 +65,8 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = train(capsys, tmp_path / "run")
-    assert train(capsys, tmp_path / "run") == first
+    first = train(capsys, tmp_path / "run", "--switch-at", "1")
+    assert train(capsys, tmp_path / "run", "--switch-at", "1") == first
     assert len(metrics(tmp_path / "run", "epoch")) == 3
 
 
@@ -137,6 +137,39 @@ def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path, capsys: pytest
     assert "did you mean 'epochs'" in error(str(tmp_path / "odd.toml"))
     assert "larger than the training set" in error(*SMALL[1:], "--batch", "1000")
     assert "epochs=0" in error("--epochs", "0")
+    assert "learning_rate=-1.0" in error("--learning-rate", "-1")
+    assert "betas=(0.9,)" in error("--betas", "0.9")
+    assert "does not take samples of digits, of shape (1, 8, 8)" in error("--model", "conv4")
+    assert "say when" in error("--rank", "0.2")
+    assert "a budget chooses the ranks itself" in error("--rank", "0.2", "--params", "0.3", "--switch-at", "1")
+    assert "leaves none of the 2 epochs" in error("--epochs", "2", "--switch-at", "2")
+    assert "no layer is called 'nope*'" in error("--exclude", "nope*", "--switch-at", "1")
+    assert "give both, or neither" in error("--drops", "1")
+    assert "TypeError" in error("--model", "small_network:build", "--model-options", "depth=3")
+    assert "the loss is nan" in error("--learning-rate", "1e30", "--batch", "64")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('learning_rate = "0.1"', "give a number"),
+        ("learning_rate = true", "give a number"),
+        ('seed = "a"', "give a whole number"),
+        ("keep_best = 1", "give true or false"),
+        ('params = "0.3"', "give a number"),
+        ("layers = 3", "give a table"),
+    ],
+)
+def test_values_of_another_type_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    (tmp_path / "run.toml").write_text(line)
+    assert message in refused(capsys, str(tmp_path / "run.toml"))
+
+
+def test_numbers_may_stand_where_a_text_is_read() -> None:
+    settings = Settings.from_mapping({"rank": 0.5, "switch_at": 2, "learning_rate": 1, "exclude": "fc"})
+    assert (settings.rank, settings.switch_at, settings.learning_rate, settings.exclude) == ("0.5", "2", 1.0, ("fc",))
 
 
 def test_names_of_the_paper_and_ranks() -> None:
@@ -157,7 +190,8 @@ def test_names_of_the_paper_and_ranks() -> None:
 def test_the_rate_lies_between_0_and_the_one_given_and_never_rises_after_the_warm_up(
     done: float, schedule: str, warmup: float
 ) -> None:
-    settings = Settings(epochs=50, learning_rate=0.3, schedule=schedule, drops=(20, 40), warmup_epochs=warmup)
+    drops = (20, 40) if schedule == "drops" else ()
+    settings = Settings(epochs=50, learning_rate=0.3, schedule=schedule, drops=drops, warmup_epochs=warmup)
     rate = learning_rate(settings, done)
     assert 0 <= rate <= 0.3 + 1e-12
     if done >= warmup:
@@ -165,10 +199,10 @@ def test_the_rate_lies_between_0_and_the_one_given_and_never_rises_after_the_war
 
 
 def test_settings_survive_json() -> None:
-    settings = Settings(drops=(3.0, 5.0), layers={"fc*": {"rank": 4}}, exclude=("a", "b"))
+    settings = Settings(schedule="drops", drops=(3.0, 5.0), layers={"fc*": {"rank": 4}}, exclude=("a", "b"))
     again = Settings.from_mapping(json.loads(settings.to_json()))
     assert again == settings
-    assert settings.differences(Settings()) == ["drops", "layers", "exclude"]
+    assert settings.differences(Settings()) == ["schedule", "drops", "layers", "exclude"]
 
 
 def test_the_same_settings_give_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

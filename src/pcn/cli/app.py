@@ -31,10 +31,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pcn: error: {error}", file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
+        print("pcn: stopped", file=sys.stderr)  # noqa: T201
         return 130
     except BrokenPipeError:
         # The reader has gone (`pcn counts | head`): leave without a word, and give the interpreter's last flush a sink.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        if arguments.debug:
+            raise
+        said = " ".join(str(error).split())  # one line, whatever a model or a library raised
+        print(f"pcn: error: {type(error).__name__}: {said} (--debug shows where)", file=sys.stderr)  # noqa: T201
+        return 1
     return 0
 
 

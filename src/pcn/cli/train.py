@@ -68,6 +68,8 @@ def _train(settings: Settings, folder: RunFolder | None, here: World, compiled: 
         f"test accuracy {result['test_accuracy']:.2f}%, validation {result['validation_accuracy']:.2f}%, "
         f"{result['trainable_params']:,} trained parameters of {result['total_params']:,}"
     )
+    if trainer.switch is not None and trainer.switch.plan is None:
+        screen.text(f"the switch never came (asked for: {settings.switch_at})")
     if folder is not None:
         screen.result({"folder": str(folder.path), **result})
 

@@ -26,7 +26,9 @@ class Share:
     def of(self, batch: int) -> slice:
         """The samples of a batch that are this process's own."""
         if batch % self.count:
-            raise ConfigError(f"a batch of {batch} does not split over {self.count} processes: give a multiple of it")
+            raise ConfigError(
+                f"a batch of {batch} does not split over {self.count} processes: give a multiple of {self.count}"
+            )
         size = batch // self.count
         return slice(self.index * size, (self.index + 1) * size)
 

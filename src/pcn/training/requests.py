@@ -78,6 +78,13 @@ def _layer_rule(name: str, rule: object) -> LayerRule:
     return LayerRule(None if rank is None else parse_rank(str(rank)), parse_keep(rule.get("keep_outputs")))
 
 
+def check_no_switch(settings: Settings) -> None:
+    """Raise when a network is asked for that would never come."""
+    for name in ("pcn", "rank", "params", "keep_outputs", "layers", "exclude"):
+        if getattr(settings, name):
+            raise ConfigError(f"{name}={getattr(settings, name)!r}, but switch_at is 'never': say when, as in 15")
+
+
 def parse_rank(text: str) -> Rank:
     """Read a rank rule.
 

@@ -55,7 +55,9 @@ class RunFolder:
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"{file} is damaged ({error}): choose another folder") from error
         if names := self._settings.differences(earlier):
-            changes = ", ".join(f"{name} was {getattr(earlier, name)!r}" for name in names)
+            changes = ", ".join(
+                f"{name} was {getattr(earlier, name)!r}, now {getattr(self._settings, name)!r}" for name in names
+            )
             raise ConfigError(f"{self.path} holds a run with other settings ({changes}): choose another folder")
 
     def log(self, record: dict[str, Any]) -> None:
@@ -87,6 +89,11 @@ class RunFolder:
             return
         (self.path / "model").mkdir(exist_ok=True)
         write_bytes(self.path / "model" / WEIGHTS_FILE, serialise(tensors_to_save(model)))
+
+    def result(self) -> dict[str, Any] | None:
+        """What a run that has ended ended with, or None."""
+        file = self.path / RESULT
+        return json.loads(file.read_text()) if file.exists() else None
 
     def write_result(self, result: dict[str, Any]) -> None:
         write_text(self.path / RESULT, json.dumps(result, indent=2) + "\n")

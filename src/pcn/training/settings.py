@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from pcn.config import ORDERS
 from pcn.errors import ConfigError, suggest
@@ -28,7 +29,7 @@ def option(default: Any, help: str, **more: Any) -> Any:
 class Settings:
     """A run, resolved: with the same settings, data and seed it ends with the same weights."""
 
-    model: str = option("conv4", "a network of the paper by name, or package.module:factory")
+    model: str = option("pcn.demo.network:DigitsNetwork", "a network of the paper by name, or package.module:factory")
     model_options: dict[str, Any] = option({}, "keyword arguments of the model's factory")
     data: str = option("digits", "digits, mnist, cifar10, folder, or package.module:factory")
     data_dir: str | None = option(None, "where the data set lies")
@@ -39,7 +40,7 @@ class Settings:
     batch: int = option(128, "samples in a step, over all processes")
     seed: int = option(0, "decides the weights, the split and the order of the data")
     optimizer: str = option("sgd", "which optimizer", choices=OPTIMIZERS)
-    learning_rate: float = option(0.1, "its learning rate")
+    learning_rate: float = option(0.05, "its learning rate")
     momentum: float = option(0.9, "SGD's momentum")
     nesterov: bool = option(False, "Nesterov's form of it")
     betas: tuple[float, float] = option((0.9, 0.999), "Adam's decay rates")
@@ -72,19 +73,20 @@ class Settings:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(each.default, tuple) and not isinstance(value, tuple):
-                object.__setattr__(self, each.name, tuple(value) if isinstance(value, list) else (value,))
-            if "choices" in each.metadata and value not in each.metadata["choices"]:
-                raise ConfigError(f"{each.name}={value!r}: choose one of {', '.join(each.metadata['choices'])}")
+            object.__setattr__(self, each.name, _checked(each, getattr(self, each.name)))
         for name in ("epochs", "batch", "calibration_samples", "patience"):
             value = getattr(self, name)
-            if name == "patience" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if value is not None and value < 1:
                 raise ConfigError(f"{name}={value!r}: give a whole number of at least 1")
-        if self.checkpoint_every <= 0:
-            raise ConfigError(f"checkpoint_every={self.checkpoint_every!r}: give a number of epochs above 0")
+        for name in ("learning_rate", "checkpoint_every"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: give a number above 0")
+        if len(self.betas) != 2:
+            raise ConfigError(f"betas={self.betas!r}: give two numbers, such as 0.9 0.999")
+        if (self.schedule == "drops") != bool(self.drops):
+            raise ConfigError(f"schedule={self.schedule!r} with drops={self.drops!r}: give both, or neither")
+        if self.rank is not None and self.params is not None:
+            raise ConfigError("rank and params are both given: a budget chooses the ranks itself")
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Settings:
@@ -102,6 +104,35 @@ class Settings:
         """The names of settings in which two runs differ."""
         mine, theirs = json.loads(self.to_json()), json.loads(other.to_json())
         return [name for name in mine if mine[name] != theirs[name]]
+
+
+def _checked(each: Field[Any], value: Any) -> Any:
+    """A setting's value in its own type, or an error that says which one that is."""
+    hint = get_type_hints(Settings)[each.name]
+    if isinstance(each.default, tuple):
+        values = value if isinstance(value, list | tuple) else (value,)
+        kind = str if each.name == "exclude" else float
+        return tuple(_as(each.name, kind, item) for item in values)
+    if value is None and NoneType in get_args(hint):
+        return None
+    if hint == dict[str, Any]:
+        return _as(each.name, dict, value)
+    value = _as(each.name, next(kind for kind in (bool, int, float, str) if kind in (hint, *get_args(hint))), value)
+    if "choices" in each.metadata and value not in each.metadata["choices"]:
+        raise ConfigError(f"{each.name}={value!r}: choose one of {', '.join(each.metadata['choices'])}")
+    return value
+
+
+def _as(name: str, kind: type, value: Any) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is str and number:
+        return str(value)  # a rank of 0.25, a switch after epoch 15
+    if kind is float and number:
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a table"}
+        raise ConfigError(f"{name}={value!r}: give {names[kind]}")
+    return value
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -15,18 +15,20 @@ from torch import Tensor
 
 from pcn.cost import count
 from pcn.errors import ConfigError
-from pcn.switching import Switch
+from pcn.layers import transformable_layers
+from pcn.switching import AfterEpoch, Switch
 from pcn.training.data import Batch, Data
 from pcn.training.evaluation import accuracy_percent
 from pcn.training.meter import Stopwatch, plus
 from pcn.training.optimizers import learning_rate, make_optimizer, set_learning_rate_
 from pcn.training.progress import Progress
-from pcn.training.requests import build_model, parse_params, parse_switch, pcn_config
+from pcn.training.requests import build_model, check_no_switch, parse_params, parse_switch, pcn_config
 from pcn.training.run_folder import RunFolder
 from pcn.training.settings import Settings
 from pcn.training.state import put_back_, take
-from pcn.training.step import Step
+from pcn.training.step import Step, autocast
 from pcn.training.world import World
+from pcn.untouched import untouched
 
 Record = dict[str, Any]
 
@@ -76,11 +78,16 @@ class Trainer:
     def _make_switch(self) -> Switch | None:
         settings, rule = self.settings, parse_switch(self.settings.switch_at)
         if rule is None:
+            check_no_switch(settings)
             return None
+        if isinstance(rule, AfterEpoch) and rule.epoch >= settings.epochs:
+            raise ConfigError(f"switch_at={rule.epoch} leaves none of the {settings.epochs} epochs to train the PCN in")
+        config = pcn_config(settings)
+        config.check_names(name for name, _, _ in transformable_layers(self.model))
         return Switch(
             self.wrapped,
             self.optimizer if settings.carry_state else None,
-            pcn_config(settings),
+            config,
             at=rule,
             params=parse_params(settings.params),
             recalibrate=settings.recalibrate,
@@ -88,7 +95,10 @@ class Trainer:
 
     def run(self, deadline: float = math.inf) -> Record | None:
         """Train to the last epoch and return the result, or None when the deadline (as of time.time()) comes first."""
+        self._check_fits()
         self._resume()
+        if self._ended and self.folder is not None and (earlier := self.folder.result()) is not None:
+            return earlier
         while not self._ended:
             started = time.time()
             self._train_epoch()
@@ -97,6 +107,18 @@ class Trainer:
                 self._checkpoint()
                 return None
         return self._finish()
+
+    def _check_fits(self) -> None:
+        """Run the model once before anything is written, so that what does not fit together shows at once."""
+        inputs, _ = next(self.data.validation())
+        try:
+            with untouched(self.model, eval_mode=True), autocast(self.device):
+                self.model(inputs[:2])
+        except Exception as error:
+            shape = tuple(inputs.shape[1:])
+            raise ConfigError(
+                f"{self.settings.model} does not take samples of {self.settings.data}, of shape {shape}: {error}"
+            ) from error
 
     @property
     def _ended(self) -> bool:
@@ -132,10 +154,12 @@ class Trainer:
     def _end_epoch(self) -> None:
         progress = self.progress
         progress.epoch += 1
-        accuracy = self._validate()
+        accuracy, loss = self._validate(), self._mean_loss()
+        if not math.isfinite(loss):
+            raise ConfigError(f"the loss is {loss} in epoch {progress.epoch}: give a smaller learning_rate")
         self._log(
             "epoch",
-            loss=self._mean_loss(),
+            loss=loss,
             validation_accuracy=accuracy,
             learning_rate=learning_rate(self.settings, progress.epoch - 1 / self.steps_per_epoch),
         )
@@ -213,6 +237,8 @@ class Trainer:
             "total_params": cost.total,
             **{name: value for name, value in asdict(progress).items() if name != "loss_sum"},
         }
+        if self.best is None:
+            result |= {"best_accuracy": None, "best_epoch": None}
         if self.folder is not None:
             self.folder.write_model(self.model)
             self.folder.write_result(result)

@@ -58,11 +58,16 @@ def load(settings: Settings) -> SampleData:
     if unknown := options.keys() - {"size", "workers"}:
         raise ConfigError(f"data_options has {sorted(unknown)[0]!r}: a folder of images takes size and workers")
     root = Path(settings.data_dir)
+    if not root.is_dir():
+        raise DataError(f"there is no folder {root}")
     classes = _classes(root / "train")
     train = _files(root / "train", classes)
     random.Random(settings.seed).shuffle(train)
     test = _files(root / "val", classes)
-    held_out, train = train[: len(train) // VALIDATION_SHARE], train[len(train) // VALIDATION_SHARE :]
+    if len(train) < 2:
+        raise DataError(f"{root / 'train'} holds one image: there must be some to train on and some to validate on")
+    count = max(1, len(train) // VALIDATION_SHARE)
+    held_out, train = train[:count], train[count:]
 
     def images(files: list[tuple[Path, int]], augmented: bool = False) -> FolderImages:
         return FolderImages(tuple(files), options["size"], augmented, settings.scale == "standardise")
