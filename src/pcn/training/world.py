@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -60,5 +62,16 @@ def world(device: str | None = None) -> Iterator[World]:
     distributed.init_process_group("nccl" if name.startswith("cuda") else "gloo")
     try:
         yield World(torch.device(name), distributed.group.WORLD)
+    except BaseException as error:
+        _let_go(error)
+        raise
     finally:
+        gc.collect()  # a wrapper that outlives its group ends the process by a signal
         distributed.destroy_process_group()
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Have an error no longer hold on to what its frames held."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
