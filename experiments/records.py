@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import pcn
+from pcn.folders import write_whole
 
 RESULTS = Path(__file__).parent / "results"
 Record = dict[str, Any]
@@ -33,9 +34,8 @@ class Records:
         """Add a record and write the file, whole or not at all."""
         self.records.append(record)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".part")
-        temporary.write_text(json.dumps({**provenance(), "records": self.records}, indent=1) + "\n")
-        temporary.replace(self.path)
+        text = json.dumps({**provenance(), "records": self.records}, indent=1) + "\n"
+        write_whole(self.path, text.encode())
 
 
 def provenance() -> Record:

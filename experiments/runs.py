@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import torch
 from jobs import run_all
 from records import Record, Records, commit
 
+from pcn.folders import write_whole
 from pcn.training import RunFolder, Settings, Trainer, load_data, world
 from pcn.training.state import take
 from pcn.training.step import compute_dtype
@@ -79,9 +81,9 @@ def run(job: Job) -> Record | None:
 def write_trunk(path: Path | None, trainer: Trainer) -> None:
     if path is not None and not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{time.time_ns()}")
-        torch.save(take(trainer), temporary)
-        temporary.replace(path)
+        buffer = io.BytesIO()
+        torch.save(take(trainer), buffer)
+        write_whole(path, buffer.getvalue())
 
 
 def make_record(job: Job, trainer: Trainer, result: Record, seen: Sequence[Record]) -> Record:

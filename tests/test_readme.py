@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands there."""
+"""What README and docs show runs as it stands there, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+FRAGMENTS = {"frameworks.md", "distributed.md"}  # lines to put into one's own script; examples/ and tests run them
 
 
-def examples() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+def examples(page: Path = README) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("example", examples())
+@pytest.mark.parametrize("example", [text for page in PAGES if page.name not in FRAGMENTS for text in examples(page)])
 def test_example_runs(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(example, "README.md", "exec"), {})
@@ -24,7 +27,7 @@ def test_the_first_example_is_twelve_lines() -> None:
     assert len([line for line in examples()[0].splitlines() if line.strip()]) <= 12
 
 
-def test_links_lead_somewhere() -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", README.read_text())
-    assert targets
-    assert [target for target in targets if not (README.parent / target).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []

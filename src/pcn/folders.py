@@ -1,4 +1,4 @@
-"""Putting a finished folder in the place of another, so that a crash leaves one of them whole."""
+"""Files and folders that a crash leaves whole: the new one, or the one that was there."""
 
 from __future__ import annotations
 
@@ -18,6 +18,19 @@ def flush(*paths: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def write_whole(path: Path, data: bytes | memoryview) -> None:
+    """Write a file so that it is there whole or not at all, and on the disk when this returns."""
+    temporary = path.with_name(f".{os.getpid()}-{path.name}")  # two processes may write the same file
+    try:
+        temporary.write_bytes(data)
+        flush(temporary)
+        os.replace(temporary, path)
+        flush(path.parent)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def put_in_place(fresh: Path, target: Path, aside: Path) -> None:

@@ -112,3 +112,12 @@ def test_loading_a_switch_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
     fresh.switch.load_state_dict(state)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_state_from_before_the_switch_does_not_fit_a_switched_model() -> None:
+    model, batches = convolutional(), [images(9)[0]]
+    switch = pcn.Switch(model, None, CONFIG)
+    before = switch.state_dict()
+    switch.now(batches)
+    with pytest.raises(pcn.PlanError, match="from before the switch"):
+        switch.load_state_dict(before)

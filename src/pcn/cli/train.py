@@ -51,17 +51,10 @@ def _train(settings: Settings, folder: RunFolder | None, here: World, compiled: 
         screen.text(f"{settings.model} on {settings.data}, {settings.epochs} epochs on {here.name}, in {folder.path}")
     steps = settings.epochs * data.steps(settings.batch)
     with screen.progress(steps) as bar:
-        task = bar.task_ids[0]
-        trainer = Trainer(
-            settings,
-            data,
-            folder,
-            world=here,
-            compiled=compiled,
-            tell=lambda record: tell(record),
-            stepped=lambda: bar.update(task, completed=trainer.progress.step),
-        )
-        tell = _silent if folder is None else _reporter(trainer, folder.path, screen)
+        trainer = Trainer(settings, data, folder, world=here, compiled=compiled)
+        trainer.stepped = lambda: bar.update(bar.task_ids[0], completed=trainer.progress.step)
+        if folder is not None:
+            trainer.tell = _reporter(trainer, folder.path, screen)
         result = trainer.run()
     assert result is not None
     screen.text(
@@ -72,10 +65,6 @@ def _train(settings: Settings, folder: RunFolder | None, here: World, compiled: 
         screen.text(f"the switch never came (asked for: {settings.switch_at})")
     if folder is not None:
         screen.result({"folder": str(folder.path), **result})
-
-
-def _silent(record: Record) -> None:
-    pass
 
 
 def _reporter(trainer: Trainer, out: Path, screen: Screen) -> Callable[[Record], None]:

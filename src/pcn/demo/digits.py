@@ -1,15 +1,13 @@
-"""scikit-learn's digits: 1,797 grey images of 8x8 pixels, which come with the package."""
+"""scikit-learn's digits as the demo uses them: pixels in [0, 1], whole in memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from pcn.errors import PCNError
-
-TRAIN, VALIDATION = 897, 300  # the remaining 600 are the test set
+from pcn.training.settings import Settings
+from pcn.training.sources import digits
 
 
 @dataclass(frozen=True)
@@ -34,15 +32,6 @@ class Digits:
 
 def load_digits(seed: int) -> Digits:
     """Load the digits and split them by a seed."""
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise PCNError(
-            "the demo's data come with scikit-learn, which is not installed: pip install scikit-learn"
-        ) from error
-    pixels, labels = datasets.load_digits(return_X_y=True)
-    images = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-    everything = Images(images, torch.tensor(labels, dtype=torch.long))
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    parts = order.tensor_split((TRAIN, TRAIN + VALIDATION))
-    return Digits(*(everything.take(part) for part in parts))
+    data = digits.load(Settings(scale="unit", seed=seed))
+    parts = (data.train, data.held_out, data.tested)
+    return Digits(*(Images(data.scale(part.pixels), part.labels) for part in parts))

@@ -13,6 +13,7 @@ from pcn.bases import Bases, find_bases
 from pcn.budget import Budget, fit_budget
 from pcn.config import PCNConfig
 from pcn.distributed.engine import Engine
+from pcn.errors import PlanError
 from pcn.example import Forward
 from pcn.plan import Plan, check_untransformed, get_plan
 from pcn.planning import make_plan
@@ -113,6 +114,8 @@ class Switch:
 
         So a run is resumed by loading the switch first, then the model, then the optimizer.
         """
+        if state["plan"] is None and self.plan is not None:
+            raise PlanError("this state is from before the switch, but the model has been switched: build it anew")
         self._seen.load_state_dict(state)
         if state["plan"] is not None and self.plan is None:
             plan = Plan.from_json(state["plan"])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pcn.errors import CheckpointError
-from pcn.folders import flush
+from pcn.folders import write_whole
 
 KEPT = 2  # the newest, and the one before it in case the newest is damaged later
 
@@ -28,15 +27,10 @@ class Checkpoints:
         torch.save(state, buffer)
         data = buffer.getbuffer()
         path = self.folder / f"{step:012d}-{_checksum(data)}.pt"
-        temporary = self.folder / f".{path.name}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(data)
-            flush(temporary)
-            os.replace(temporary, path)
-            flush(self.folder)
+            write_whole(path, data)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             last = self._files()[-1:]
             raise CheckpointError(
                 f"cannot write {path}: {error.strerror or error}; "

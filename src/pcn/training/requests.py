@@ -68,14 +68,14 @@ def pcn_config(settings: Settings) -> PCNConfig:
 def _own_config(settings: Settings) -> PCNConfig:
     rules = {name: _layer_rule(name, rule) for name, rule in settings.layers.items()}
     rank = PCNConfig().rank if settings.rank is None else parse_rank(settings.rank)
-    return PCNConfig(rank, parse_keep(settings.keep_outputs), layers=rules, exclude=settings.exclude)
+    return PCNConfig(rank, count_or_fraction(settings.keep_outputs), layers=rules, exclude=settings.exclude)
 
 
 def _layer_rule(name: str, rule: object) -> LayerRule:
     if not isinstance(rule, Mapping) or not rule.keys() <= {"rank", "keep_outputs"}:
         raise ConfigError(f"layers.{name}: give rank and keep_outputs, as in {{rank = 16, keep_outputs = 32}}")
     rank = rule.get("rank")
-    return LayerRule(None if rank is None else parse_rank(str(rank)), parse_keep(rule.get("keep_outputs")))
+    return LayerRule(None if rank is None else parse_rank(str(rank)), count_or_fraction(rule.get("keep_outputs")))
 
 
 def check_no_switch(settings: Settings) -> None:
@@ -104,14 +104,13 @@ def parse_rank(text: str) -> Rank:
     raise ConfigError(f'rank={text!r}: give 64, 0.25 of the width, "variance > 0.1" or "95%" of the variance')
 
 
-def parse_keep(keep: float | None) -> int | float | None:
-    """A count of outputs, or a fraction of them."""
-    return int(keep) if keep is not None and keep > 1 and keep == int(keep) else keep
+def count_or_fraction(given: float | None) -> int | float | None:
+    """Read 40 as a count and 0.4 as a fraction, of outputs or of parameters.
 
-
-def parse_params(params: float | None) -> int | float | None:
-    """A number of parameters, or a fraction of the model's."""
-    return parse_keep(params)
+    >>> count_or_fraction(40.0), count_or_fraction(0.4)
+    (40, 0.4)
+    """
+    return int(given) if given is not None and given > 1 and given == int(given) else given
 
 
 def parse_switch(text: str) -> SwitchRule | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -11,7 +10,7 @@ from safetensors.torch import save as serialise
 from torch import nn
 
 from pcn.errors import CheckpointError, ConfigError
-from pcn.folders import flush
+from pcn.folders import write_whole
 from pcn.io import WEIGHTS_FILE, save
 from pcn.plan import Plan, get_plan
 from pcn.training.checkpoints import Checkpoints
@@ -117,14 +116,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.part")
+    """Write a file whole, or say why not."""
     try:
-        temporary.write_bytes(data)
-        flush(temporary)
-        os.replace(temporary, path)
+        write_whole(path, data)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
 
 

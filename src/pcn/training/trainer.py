@@ -22,7 +22,7 @@ from pcn.training.evaluation import accuracy_percent
 from pcn.training.meter import Stopwatch, plus
 from pcn.training.optimizers import learning_rate, make_optimizer, set_learning_rate_
 from pcn.training.progress import Progress
-from pcn.training.requests import build_model, check_no_switch, parse_params, parse_switch, pcn_config
+from pcn.training.requests import build_model, check_no_switch, count_or_fraction, parse_switch, pcn_config
 from pcn.training.run_folder import RunFolder
 from pcn.training.settings import Settings
 from pcn.training.state import put_back_, take
@@ -89,7 +89,7 @@ class Trainer:
             self.optimizer if settings.carry_state else None,
             config,
             at=rule,
-            params=parse_params(settings.params),
+            params=count_or_fraction(settings.params),
             recalibrate=settings.recalibrate,
         )
 
