@@ -1,8 +1,7 @@
 """``python -m pcn`` is ``pcn``."""
 
-import sys
-
 from pcn.cli import main
+from pcn.training.world import leave
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -18,6 +18,7 @@ from torch.optim import AdamW
 
 import pcn
 from pcn.nn import PCModule
+from pcn.training.world import leave
 
 EPOCHS, SWITCH = 4, 2
 
@@ -64,7 +65,8 @@ def main(folder: Path, dies: str) -> None:
     if dies == "never":
         torch.save(run(folder / "undisturbed.pt", None), folder / f"undisturbed{rank()}")
     torch.save(run(folder / "disturbed.pt", dies if rank() == 1 else None), folder / f"disturbed{rank()}")
-    dist.destroy_process_group()
+    dist.barrier()
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import sys
 import time
 import warnings
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from pcn.training.world import leave
 
 WAITING_S = 60  # a rank that waits longer than this for the others fails
 
@@ -29,7 +30,7 @@ def run_checks(names: Mapping[str, Any]) -> None:
             sys.stdout.write(f"passed {name} on rank {dist.get_rank()}\n")  # in one piece, unlike print
             sys.stdout.flush()
     dist.barrier()
-    os._exit(0)  # all is said; torch's groups that models still hold may abort when an interpreter takes them down
+    leave(0)
 
 
 def everyones(value: Any) -> list[Any]:
