@@ -91,7 +91,7 @@ def test_orders_agree_when_nothing_is_dropped(case: Case, order: str) -> None:
 def test_the_dropped_part_is_what_the_dense_form_misses(case: Case) -> None:
     layer = case.layer
     small = transform(case, None, "truncate_first", case.truncated)
-    lost = dropped_part(layer.weight, small.weight, small.basis, case.groups)
+    lost = dropped_part(layer.weight, small, case.groups)
     weight, bias = dense_form(*small[:4], case.groups, offset=lost)
     assert distance(weight, layer.weight) < 1e-12
     assert distance(bias, layer.bias if layer.bias is not None else torch.zeros_like(bias)) < 1e-12

@@ -5,29 +5,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pcn import directions
+from pcn.directions import Directions
 from pcn.errors import PlanError
-from pcn.layers import LAYER_TYPES
+from pcn.layers import LAYER_TYPES, canonical_weight, unwrap
 from pcn.plan import LayerPlan, Plan
 from pcn.statistics import Statistics
 
 
 @dataclass(frozen=True)
 class Basis:
-    """A layer's mean (m,) and directions (m, r); ``block`` holds those of the kept inputs alone (|S|, r), if wanted."""
+    """A layer's mean (m,) and directions (m, r); what else is there where it is wanted.
+
+    ``block`` holds the directions of the kept inputs alone (|S|, r), ``dual`` (m, r) leads back from coordinates along
+    directions that are not orthonormal, and ``outputs`` (n, s) expands trained outputs.
+    """
 
     mean: Tensor
     directions: Tensor
     block: Tensor | None = None
+    dual: Tensor | None = None
+    outputs: Tensor | None = None
 
 
 Bases = dict[str, Basis]
 
 
-def find_bases(plan: Plan, stats: Statistics) -> Bases:
+def find_bases(plan: Plan, stats: Statistics, model: nn.Module) -> Bases:
     """Work out the coordinates for a plan; with them it can be applied without the statistics."""
-    return {layer.name: _find(plan, layer, stats) for layer in plan.transformed}
+    base = unwrap(model)
+    return {layer.name: _find(plan, layer, stats, base) for layer in plan.transformed}
 
 
 def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:
@@ -39,7 +48,7 @@ def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:
     return (torch.arange(layer.groups)[:, None] * width + torch.tensor(kept)).flatten()
 
 
-def _find(plan: Plan, layer: LayerPlan, stats: Statistics) -> Basis:
+def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Basis:
     assert layer.rank is not None
     mean = stats.mean(layer.name)
     if len(mean) != layer.in_features:
@@ -48,7 +57,34 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics) -> Basis:
             "apply the plan with the statistics that it was made from"
         )
     kept = kept_inputs(plan, layer)
-    block = None
     if kept is not None and layer.order == "kept_block":
-        block = stats.block_basis(layer.name, kept, layer.rank)
-    return Basis(mean, stats.basis(layer.name, layer.rank), block)
+        return Basis(mean, stats.basis(layer.name, layer.rank), stats.block_basis(layer.name, kept, layer.rank))
+    if layer.basis == "pca" and not layer.precondition and layer.output_rank is None:
+        return Basis(mean, stats.basis(layer.name, layer.rank))
+    found = _directions(layer, stats, model)
+    outputs = None
+    if layer.output_rank is not None:
+        rows = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].out_dim)
+        weight = _grouped_weight(layer, model, rows).to(found.along)
+        outputs = directions.output_directions(weight, found, layer.output_rank).flatten(0, 1)
+    found = directions.preconditioned(found, layer.precondition)
+    return Basis(mean, found.along.flatten(0, 1), dual=found.back.flatten(0, 1), outputs=outputs)
+
+
+def _directions(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Directions:
+    """The directions of the kind that the plan asks for, group by group."""
+    assert layer.rank is not None
+    if layer.basis == "pca":
+        values, vectors = stats.spectrum(layer.name).leading(layer.rank)
+        return Directions(vectors, vectors, values)
+    covariance = stats.covariance(layer.name)
+    if layer.basis == "random":
+        return directions.random(covariance, layer.rank, layer.name)
+    return directions.response(covariance, _grouped_weight(layer, model).to(covariance), layer.rank)
+
+
+def _grouped_weight(layer: LayerPlan, model: nn.Module, rows: tuple[int, ...] | None = None) -> Tensor:
+    """A layer's weight as (groups, outputs of one, inputs of one, kernel positions)."""
+    weight = canonical_weight(model.get_submodule(layer.name)).detach()
+    weight = weight if rows is None else weight[list(rows)]
+    return weight.reshape(layer.groups, -1, layer.in_features // layer.groups, layer.taps)

@@ -13,6 +13,8 @@ from pcn.errors import ConfigError, suggest
 
 Order = Literal["truncate_first", "project_first", "kept_block"]
 ORDERS: tuple[Order, ...] = ("truncate_first", "project_first", "kept_block")
+BasisKind = Literal["pca", "response", "random"]
+BASES: tuple[BasisKind, ...] = ("pca", "response", "random")
 
 
 class SpectrumLike(Protocol):
@@ -133,12 +135,13 @@ class LayerRule:
     """What to do with the layers that a name or a glob matches; ``None`` leaves that side of the layer alone.
 
     >>> LayerRule(rank=50, keep_outputs=90)
-    LayerRule(rank=50, keep_outputs=90, order=None)
+    LayerRule(rank=50, keep_outputs=90, order=None, output_rank=None)
     """
 
     rank: Rank | None = None
     keep_outputs: KeepOutputs | None = None
     order: Order | None = None
+    output_rank: int | float | None = None  # outputs that are trained, behind a frozen basis that expands them
 
     def __post_init__(self) -> None:
         if self.rank is not None:
@@ -146,7 +149,9 @@ class LayerRule:
         if self.keep_outputs is not None:
             check_keep_outputs(self.keep_outputs)
         if self.order is not None:
-            _check_order(self.order)
+            _check_choice("order", self.order, ORDERS)
+        if self.output_rank is not None and not isinstance(as_rank_rule(self.output_rank), Fixed | Fraction):
+            raise ConfigError(f"output_rank={self.output_rank!r}: give a whole number or a fraction of the outputs")
 
 
 @dataclass(frozen=True)
@@ -163,6 +168,11 @@ class PCNConfig:
     layers: Mapping[str, LayerRule] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()
     order: Order = "truncate_first"
+    output_rank: int | float | None = None  # the same from the other side: outputs that are trained and then expanded
+    basis: BasisKind = (
+        "pca"  # "response": the directions that matter most to the layer's own output; "random": a control
+    )
+    precondition: float = 0.0  # 0 to 1: how far the directions are brought to the same variance
     multiple_of: int = 1  # ranks are rounded up to a multiple of this, never above the width
     skip_larger: bool = True  # leave a layer alone that would not get smaller, its basis included
     train_basis: bool = False  # the authors' option: the basis is trained too
@@ -173,7 +183,10 @@ class PCNConfig:
             raise ConfigError(f"layers={self.layers!r}: give a mapping from layer names or globs to LayerRules")
         object.__setattr__(self, "layers", dict(self.layers))
         object.__setattr__(self, "exclude", (self.exclude,) if isinstance(self.exclude, str) else tuple(self.exclude))
-        LayerRule(self.rank, self.keep_outputs, self.order)
+        LayerRule(self.rank, self.keep_outputs, self.order, self.output_rank)
+        _check_choice("basis", self.basis, BASES)
+        if not (_is_number(self.precondition) and 0 <= self.precondition <= 1):
+            raise ConfigError(f"precondition={self.precondition!r}: give a number from 0 (not at all) to 1 (fully)")
         if isinstance(self.multiple_of, bool) or not isinstance(self.multiple_of, int) or self.multiple_of < 1:
             raise ConfigError(f"multiple_of={self.multiple_of!r}: give a whole number of at least 1")
         for pattern, rule in self.layers.items():
@@ -192,7 +205,7 @@ class PCNConfig:
         if name in self.layers:
             return self.layers[name], True
         globs = [rule for pattern, rule in self.layers.items() if matches(name, pattern)]
-        return (globs[-1] if globs else LayerRule(self.rank, self.keep_outputs)), False
+        return (globs[-1] if globs else LayerRule(self.rank, self.keep_outputs, None, self.output_rank)), False
 
     def mentions(self, name: str) -> bool:
         """Say whether ``layers`` has a rule for this layer, by name or by glob."""
@@ -215,6 +228,6 @@ def matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatch.fnmatchcase(name, pattern)
 
 
-def _check_order(order: str) -> None:
-    if order not in ORDERS:
-        raise ConfigError(f"order={order!r}: choose one of {', '.join(ORDERS)}")
+def _check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
+    if given not in choices:
+        raise ConfigError(f"{name}={given!r}: choose one of {', '.join(choices)}")

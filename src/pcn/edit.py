@@ -14,7 +14,7 @@ from pcn.layers import LAYER_TYPES, canonical_weight, layout_of
 from pcn.nn import PCModule, empty_like
 from pcn.plan import LayerPlan, Plan
 from pcn.replaced import Replaced, carry_cut, carry_projected
-from pcn.transform import dropped_part, reader_transform, select_inputs
+from pcn.transform import dropped_part, reader_transform, select_inputs, with_output_basis
 
 Swap = tuple[nn.Module, nn.Module]  # the old layer and the new one
 
@@ -70,9 +70,7 @@ def _replacements(plan: Plan, layer: LayerPlan, old: nn.Module, new: PCModule) -
     rows = plan.kept(f"{layer.name}.weight", kind.out_dim)
     index = None if rows is None else torch.tensor(rows)
     kept = kept_inputs(plan, layer)
-    carry = carry_projected(
-        new.mean, new.basis, rows=index, kept=kept, groups=layer.groups, transposed=kind.out_dim == 1
-    )
+    carry = carry_projected(new, rows=index, kept=kept, groups=layer.groups, transposed=kind.out_dim == 1)
     bias = old.bias if isinstance(old.bias, nn.Parameter) else None
     basis = tuple((name, getattr(new, name)) for name in ("basis", "mean") if layer.train_basis)
     assert isinstance(old.weight, nn.Parameter)
@@ -96,9 +94,12 @@ def _transformed(plan: Plan, layer: LayerPlan, module: nn.Module, basis: Basis) 
         order=layer.order,
         groups=layer.groups,
         block_basis=basis.block,
+        dual=basis.dual,
     )
+    if basis.outputs is not None:
+        projected = with_output_basis(projected, basis.outputs, layer.groups)
     if layer.keep_dropped:
-        lost = dropped_part(select_inputs(weight, kept, layer.groups), projected.weight, projected.basis, layer.groups)
+        lost = dropped_part(select_inputs(weight, kept, layer.groups), projected, layer.groups)
         projected = projected._replace(offset_weight=lost)
     new = _empty(layer, module)
     new.load_(projected)
@@ -124,6 +125,7 @@ def _empty(layer: LayerPlan, module: nn.Module) -> PCModule:
         outputs=layer.kept_outputs,
         train_basis=layer.train_basis,
         offset=layer.keep_dropped,
+        output_rank=layer.output_rank,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pcn.config import Order
+from pcn.config import BasisKind, Order
 from pcn.errors import PlanError, suggest
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ class LayerPlan:
     kept_inputs: int = 0  # inputs left after the layers before have dropped outputs
     kept_outputs: int = 0  # outputs left after dropping
     order: Order = "truncate_first"
+    output_rank: int | None = None  # outputs (per group) that are trained behind an output basis; None: all are
+    basis: BasisKind = "pca"
+    precondition: float = 0.0
     train_basis: bool = False
     keep_dropped: bool = False
     activation: str | None = None  # layers with the same one read the same input and share its basis
@@ -83,17 +86,27 @@ class LayerPlan:
         """Weights and biases that are trained afterwards (the basis too, where it is trained)."""
         if self.rank is None:
             return self.kept_outputs * (self.width_after * self.taps + self.bias)
-        return self.kept_outputs * (self.width_after * self.taps + 1) + self.train_basis * self.basis_size
+        core = self.trained_outputs * self.rank * self.taps
+        return core + self.kept_outputs + self.train_basis * self.input_basis_size
 
     @property
     def basis_size(self) -> int:
-        """Entries of the basis and the mean, which are stored beside the weights."""
+        """Entries of the bases and the mean, which are stored beside the weights."""
+        return self.input_basis_size + self.kept_outputs * (self.output_rank or 0)
+
+    @property
+    def input_basis_size(self) -> int:
         return 0 if self.rank is None else self.kept_inputs * (self.rank + 1)
 
     @property
+    def trained_outputs(self) -> int:
+        """Outputs that the trained weight computes: fewer than the layer's where an output basis expands them."""
+        return self.kept_outputs if self.output_rank is None else self.groups * self.output_rank
+
+    @property
     def stored_after(self) -> int:
-        """Trained entries and the frozen basis."""
-        return self.trainable_after + (0 if self.train_basis else self.basis_size)
+        """Trained entries and the frozen bases."""
+        return self.trainable_after + self.basis_size - self.train_basis * self.input_basis_size
 
     @property
     def flops_before(self) -> int | None:
@@ -108,7 +121,9 @@ class LayerPlan:
         if self.in_positions is None or self.out_positions is None:
             return None
         projection = 0 if self.rank is None else self.in_positions * self.kept_inputs * self.rank
-        return 2 * (self.out_positions * self.kept_outputs * self.width_after * self.taps + projection)
+        expansion = 0 if self.output_rank is None else self.out_positions * self.kept_outputs * self.output_rank
+        core = self.out_positions * self.trained_outputs * self.width_after * self.taps
+        return 2 * (core + projection + expansion)
 
     @property
     def changed(self) -> bool:
@@ -176,7 +191,9 @@ class Plan:
         from pcn.surgery import apply_plan_
 
         example = stats.example if check else None
-        apply_plan_(self, model, find_bases(self, stats), example=example, optimizer=optimizer, ema=ema, strict=strict)
+        apply_plan_(
+            self, model, find_bases(self, stats, model), example=example, optimizer=optimizer, ema=ema, strict=strict
+        )
         return self
 
     def reshape_(self, model: nn.Module) -> Plan:

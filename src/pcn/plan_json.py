@@ -8,7 +8,6 @@ import reprlib
 import typing
 from typing import Any
 
-from pcn.config import ORDERS
 from pcn.errors import FileError
 from pcn.layers import LAYER_TYPES
 from pcn.plan import Cut, LayerPlan, Plan
@@ -93,7 +92,7 @@ def _layer(item: dict[str, Any]) -> LayerPlan:
 def _fits(value: Any, expected: Any) -> bool:
     """Say whether a JSON value has a field's type."""
     if typing.get_origin(expected) is typing.Literal:
-        return value in ORDERS
+        return value in typing.get_args(expected)
     if typing.get_origin(expected) is tuple:
         return type(value) is list and all(type(size) is int and size > 0 for size in value)
     if options := typing.get_args(expected):
@@ -107,7 +106,11 @@ def _is_possible(layer: LayerPlan) -> bool:
         return False
     fits = layer.kept_inputs <= layer.in_features and layer.kept_outputs <= layer.out_features
     divides = layer.in_features % layer.groups == 0 and layer.out_features % layer.groups == 0
-    return fits and divides and (layer.rank is None or 1 <= layer.rank <= layer.in_features // layer.groups)
+    ranks = layer.rank is None or 1 <= layer.rank <= layer.in_features // layer.groups
+    expanded = layer.output_rank is None or (
+        layer.rank is not None and 1 <= layer.output_rank <= layer.kept_outputs // layer.groups
+    )
+    return fits and divides and ranks and expanded and 0 <= layer.precondition <= 1
 
 
 def _slices(data: Any) -> dict[str, dict[int, Cut]]:

@@ -90,6 +90,8 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
     layer = replace(
         layer,
         order=rule.order or config.order,
+        basis=config.basis,
+        precondition=config.precondition,
         train_basis=config.train_basis,
         keep_dropped=config.keep_dropped,
     )
@@ -102,11 +104,24 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
     rank, note = _rank(layer.name, wish, _spectrum(layer, width, stats), config.multiple_of)
     if note is None and stats is not None and stats.samples(layer.name) <= width:
         note = f"{stats.samples(layer.name)} samples of {width} inputs: more samples may show more directions"
-    planned = replace(layer, rank=rank, note=note, activation=None if stats is None else stats.layers[layer.name])
+    if layer.order == "kept_block" and (layer.basis != "pca" or layer.precondition):
+        raise ConfigError(f"{layer.name!r}: order 'kept_block' makes PCA bases of its own; choose another order")
+    outputs = None if rule.output_rank is None else _output_rank(layer, rule.output_rank, config.multiple_of)
+    planned = replace(
+        layer, rank=rank, output_rank=outputs, note=note, activation=None if stats is None else stats.layers[layer.name]
+    )
     if config.skip_larger and not exact and planned.stored_after >= planned.trainable_before:
         why = f"rank {rank} of {width} would not make it smaller, the basis included (skip_larger=False insists)"
         return replace(layer, reason=why)
     return planned
+
+
+def _output_rank(layer: LayerPlan, wish: int | float, multiple_of: int) -> int | None:
+    """The number of outputs that are trained, in each group; None where that would be all of them."""
+    width = layer.out_features // layer.groups
+    count = min(as_rank_rule(wish).rank(_WidthOnly(width)), width)
+    count = -(-count // multiple_of) * multiple_of
+    return count if count < width else None
 
 
 def _spectrum(layer: LayerPlan, width: int, stats: Statistics | None) -> SpectrumLike:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pcn.transform import project_first_moment, project_second_moment
+from pcn.nn import PCModule
+from pcn.transform import project_first_moment, project_outputs, project_second_moment
 
 GRADIENT = "grad"
 FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
@@ -49,9 +50,10 @@ def carry_cut(dims: dict[int, tuple[int, ...]]) -> Carry:
 
 
 def carry_projected(
-    mean: Tensor, basis: Tensor, *, rows: Tensor | None, kept: Tensor | None, groups: int, transposed: bool
+    layer: PCModule, *, rows: Tensor | None, kept: Tensor | None, groups: int, transposed: bool
 ) -> Carry:
     """Gradients and their running means go along exactly, running means of squares by U∘U (an estimate)."""
+    mean, basis, outputs = layer.mean, layer.basis, layer.output_basis
 
     def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
         value = value.transpose(0, 1) if transposed else value
@@ -59,8 +61,10 @@ def carry_projected(
             value = value.index_select(0, rows.to(value.device))
             bias_value = None if bias_value is None else bias_value.index_select(0, rows.to(value.device))
         if entry in SECOND_MOMENTS:
-            return project_second_moment(value, basis, kept, groups)
-        return project_first_moment(value, bias_value, mean, basis, kept, groups)
+            value = project_second_moment(value, basis, kept, groups)
+            return value if outputs is None else project_outputs(value, outputs**2, groups)
+        value = project_first_moment(value, bias_value, mean, basis, kept, groups)
+        return value if outputs is None else project_outputs(value, outputs, groups)
 
     return carry
 

@@ -52,17 +52,20 @@ def reader_transform(
     order: Order,
     groups: int = 1,
     block_basis: Tensor | None = None,
+    dual: Tensor | None = None,
 ) -> Projected:
     """Transform a layer of which only the inputs ``kept`` (sorted, over all m; None means all) survive.
 
     ``truncate_first`` counts a dropped input as zero, ``project_first`` and ``kept_block`` as its mean. For
-    ``kept_block``, ``block_basis`` (m', r) holds the eigenvectors of the kept block of the covariance.
+    ``kept_block``, ``block_basis`` (m', r) holds the eigenvectors of the kept block of the covariance. Where the basis
+    is not orthonormal, ``dual`` (m, r) leads back from its coordinates: x is taken for mu + dual basisᵀ(x - mu).
     """
+    dual = basis if dual is None else dual
     kept_weight, kept_mean, kept_basis = select_inputs(weight, kept, groups), _rows(mean, kept), _rows(basis, kept)
     if order == "truncate_first":
-        projected, shifted = input_transform(kept_weight, bias, kept_mean, kept_basis, groups)
+        projected, shifted = input_transform(kept_weight, bias, kept_mean, _rows(dual, kept), groups)
     elif order == "project_first":
-        projected, shifted = input_transform(weight, bias, mean, basis, groups)
+        projected, shifted = input_transform(weight, bias, mean, dual, groups)
     elif kept is None or block_basis is not None:
         kept_basis = basis if block_basis is None else block_basis
         projected, shifted = _project(kept_weight, kept_basis, groups), _shifted_bias(weight, bias, mean, groups)
@@ -71,9 +74,22 @@ def reader_transform(
     return Projected(projected, shifted, _cast(kept_mean, weight), _cast(kept_basis, weight))
 
 
-def dropped_part(weight: Tensor, projected: Tensor, basis: Tensor, groups: int = 1) -> Tensor:
-    """Return W - W~ Uᵀ, what a truncated basis loses of the weight."""
-    return _cast(_exact(weight, weight) - _unproject(projected, basis, groups), weight)
+def with_output_basis(projected: Projected, output_basis: Tensor, groups: int = 1) -> Projected:
+    """Have s outputs trained and expanded by V, orthonormal columns within each group: the weight becomes Vᵀ W~."""
+    core = project_outputs(projected.weight, output_basis, groups)
+    return projected._replace(weight=core, output_basis=_cast(output_basis, projected.weight))
+
+
+def project_outputs(weight: Tensor, output_basis: Tensor, groups: int = 1) -> Tensor:
+    """Return Σ_n V[n, s] W[n, ...], group by group: how weights and gradients look before V expands them."""
+    factors = _grouped(output_basis, weight, groups), _grouped(weight, weight, groups)
+    return _cast(torch.einsum("gns,gn...->gs...", *factors).flatten(0, 1), weight)
+
+
+def dropped_part(weight: Tensor, projected: Projected, groups: int = 1) -> Tensor:
+    """Return W - V W~ Uᵀ, what truncated bases lose of the weight."""
+    kept = _unproject(_expand(projected.weight, projected.output_basis, groups), projected.basis, groups)
+    return _cast(_exact(weight, weight) - kept, weight)
 
 
 def dense_form(

@@ -78,7 +78,7 @@ def test_its_own_weights_are_projected(wrapper: str, make: Callable[[], nn.Modul
     switch = pcn.Switch(model, None, CONFIG, ema=ema)
     plan = switch.now([vectors(0)[0].double()])
     assert switch.statistics is not None
-    for name, basis in find_bases(plan, switch.statistics).items():
+    for name, basis in find_bases(plan, switch.statistics, model).items():
         old, new = own.get_submodule(name), inner.get_submodule(name)
         weight, bias = input_transform(old.weight, old.bias, basis.mean, basis.directions)
         torch.testing.assert_close(new.weight.detach(), weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -53,8 +54,8 @@ def apply_together_(plan: Plan, model: nn.Module, bases: Bases, ranks: Ranks, **
         raise
 
 
-def _tensors(basis: Basis) -> tuple[Tensor, Tensor, Tensor | None]:
-    return basis.mean, basis.directions, basis.block
+def _tensors(basis: Basis) -> list[Tensor | None]:
+    return [getattr(basis, each.name) for each in fields(Basis)]
 
 
 def _shape(tensor: Tensor | None) -> Shape | None:

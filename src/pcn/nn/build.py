@@ -92,8 +92,7 @@ def from_layer(
     bias = layer.bias if isinstance(layer.bias, Tensor) else None
     projected = reader_transform(weight, bias, mean, basis, kept=None, order="truncate_first", groups=groups)
     if offset:
-        lost = dropped_part(weight, projected.weight, projected.basis, groups)
-        projected = projected._replace(offset_weight=lost)
+        projected = projected._replace(offset_weight=dropped_part(weight, projected, groups))
     new.load_(projected)
     return new
 

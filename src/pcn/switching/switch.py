@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ class Switch:
     ``params`` is a budget of trainable parameters as for :func:`pcn.compress_`; ``ema`` an averaged copy that follows;
     ``recalibrate`` measures batch norm's running statistics anew; ``strict`` refuses optimizers whose state is lost.
     ``group`` are the processes that train together, by default those of a model in DistributedDataParallel: all of
-    them make the same calls, each with its own batches.
+    them make the same calls, each with its own batches. ``analysis`` are further arguments of :func:`pcn.analyze`.
 
     >>> model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     >>> switch = Switch(model, None, PCNConfig(rank=16), at=2)  # give your optimizer in place of None
@@ -64,6 +64,7 @@ class Switch:
     strict: bool = False
     recalibrate: bool = False
     group: ProcessGroup | None = None
+    analysis: Mapping[str, Any] = field(default_factory=dict)
     plan: Plan | None = field(default=None, init=False)
     statistics: Statistics | None = field(default=None, init=False, repr=False)
     _seen: History = field(default_factory=History, init=False, repr=False)
@@ -135,7 +136,10 @@ class Switch:
         self._engine.sync_buffers_()
         exclude = self.config.exclude if self.config else ()
         opened = self._engine.ranks.together(lambda: _opened(batches))
-        return analyze(self.model, opened, forward=self.forward, exclude=exclude, group=self._engine.ranks.group)
+        ranks = self._engine.ranks
+        return analyze(
+            self.model, opened, forward=self.forward, exclude=exclude, group=ranks.group, **self.analysis
+        )
 
     def _apply(self, batches: Batches, stats: Statistics | None) -> Plan:
         engine = self._engine
@@ -158,7 +162,7 @@ class Switch:
         if self.params is not None:
             config = fit_budget(self.model, stats, Budget(self.params), config)
         plan = make_plan(self.model, stats, config)
-        return plan, find_bases(plan, stats)
+        return plan, find_bases(plan, stats, self.model)
 
 
 def _opened(batches: Batches) -> Iterable[Any]:

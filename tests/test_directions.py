@@ -1,0 +1,167 @@
+"""Other bases than PCA's, and output bases: what they change, what they must not, and that all else follows them."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import ConvNet, Mlp
+from torch import Tensor, nn
+
+import pcn
+from pcn import directions
+from pcn.config import BASES
+from pcn.nn import PCModule
+
+KINDS = {"dense": (Mlp, (12,)), "convolutional": (ConvNet, (3, 8, 8))}
+
+
+def built(kind: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    make, shape = KINDS[kind]
+    return make().double().eval(), torch.randn(64, *shape, dtype=torch.double) + 0.3
+
+
+@settings(max_examples=24, deadline=None)
+@given(st.sampled_from(sorted(KINDS)), st.sampled_from(BASES), st.sampled_from([0.0, 0.5, 1.0]))
+def test_full_rank_changes_nothing(kind: str, basis: str, precondition: float) -> None:
+    model, x = built(kind)
+    expected = model(x)
+    config = pcn.PCNConfig(rank=1.0, basis=basis, precondition=precondition, skip_larger=False)
+    plan = pcn.compress_(model, [x], config)
+    assert len(plan.transformed) == len(plan.layers)
+    torch.testing.assert_close(model(x), expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("basis", BASES)
+def test_preconditioning_changes_the_coordinates_and_not_the_function(kind: str, basis: str) -> None:
+    model, x = built(kind)
+    stats = pcn.analyze(model, [x])
+    ends = []
+    for precondition in (0.0, 1.0):
+        small = copy.deepcopy(model)
+        config = pcn.PCNConfig(rank=0.5, basis=basis, precondition=precondition, skip_larger=False)
+        pcn.make_plan(model, stats, config).apply_(small, stats)
+        ends.append((small(x), small.fc2.weight.detach(), small.fc2.basis))
+    torch.testing.assert_close(ends[0][0], ends[1][0], rtol=1e-8, atol=1e-8)
+    assert not torch.allclose(ends[0][1], ends[1][1], rtol=1e-3)
+    variances = torch.einsum("mr,ml,lr->r", ends[1][2], stats.covariance("fc2")[0], ends[1][2])
+    kept = torch.einsum("mr,ml,lr->r", ends[0][2], stats.covariance("fc2")[0], ends[0][2])
+    torch.testing.assert_close(variances.sum(), kept.sum())  # the inputs as a whole are as large as before
+    assert variances.std() < 0.1 * kept.std()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 7))
+def test_no_other_directions_of_that_number_come_nearer_to_a_linear_layers_output(seed: int, rank: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = (
+        torch.randn(200, 8, generator=generator, dtype=torch.double) @ torch.randn(8, 8, generator=generator).double()
+    )
+    weight = torch.randn(1, 6, 8, 1, generator=generator, dtype=torch.double)
+    covariance = torch.cov(rows.T)[None]
+    found = directions.response(covariance, weight, rank)
+    response = weight[..., 0] @ covariance @ weight[..., 0].mT
+
+    def error(along: Tensor, back: Tensor) -> float:
+        lost = torch.eye(8, dtype=torch.double) - back @ along.mT
+        return float((weight[0, ..., 0] @ lost @ covariance[0] @ lost.mT @ weight[0, ..., 0].mT).trace())
+
+    best = float(torch.linalg.eigvalsh(response)[0, : max(0, 6 - rank)].sum())
+    assert error(found.along[0], found.back[0]) == pytest.approx(best, rel=1e-5, abs=1e-6 * float(response[0].trace()))
+    pca = torch.linalg.eigh(covariance)[1][0].flip(-1)[:, :rank]
+    assert error(found.along[0], found.back[0]) <= error(pca, pca) * (1 + 1e-9) + 1e-9
+
+
+def test_random_directions_know_only_the_layers_name() -> None:
+    first, second = (torch.eye(6, dtype=torch.double)[None] * scale for scale in (1.0, 5.0))
+    a, b, c = (directions.random(*given) for given in ((first, 3, "fc"), (second, 3, "fc"), (first, 3, "other")))
+    assert torch.equal(a.along, b.along)
+    assert not torch.allclose(a.along, c.along)
+    torch.testing.assert_close(a.along.mT @ a.along, torch.eye(3, dtype=torch.double)[None])
+
+
+def low_rank_outputs(model: nn.Module) -> nn.Module:
+    """Have every wide layer put out only what three of its outputs say."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.out_features > 5:
+            mix = torch.randn(module.out_features, 3, dtype=torch.double)
+            module.weight.data = mix @ module.weight.data[:3]
+    return model
+
+
+@pytest.mark.parametrize("basis", BASES)
+@pytest.mark.parametrize("precondition", [0.0, 0.5])
+def test_an_output_basis_that_holds_all_outputs_changes_nothing_and_gradients_follow(
+    basis: str, precondition: float
+) -> None:
+    model, x = built("dense")
+    low_rank_outputs(model)
+    expected = model(x)
+    expected.square().sum().backward()
+    optimizer = torch.optim.SGD(model.parameters(), 0.0, momentum=0.9)
+    optimizer.step()  # at a rate of 0: the weights stay, and the momentum is the gradient
+    config = pcn.PCNConfig(
+        rank=1.0, output_rank=3, basis=basis, precondition=precondition, skip_larger=False, exclude=["fc3"]
+    )
+    pcn.compress_(model, [x], config, optimizer=optimizer)
+    assert isinstance(model.fc2, PCModule)
+    assert model.fc2.weight.shape == (3, 24)
+    carried = {name: p.grad.clone() for name, p in model.named_parameters()}
+    optimizer.zero_grad()
+    found = model(x)
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
+    found.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        near = {"rtol": 1e-6, "atol": 1e-6 * float(parameter.grad.norm())}
+        torch.testing.assert_close(carried[name], parameter.grad, **near)
+        torch.testing.assert_close(optimizer.state[parameter]["momentum_buffer"], parameter.grad, **near)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("drops", [False, True])
+def test_saving_folding_and_plain_layers_follow(kind: str, drops: bool, tmp_path: Path) -> None:
+    model, x = built(kind)
+    layers = {"fc1": pcn.LayerRule(rank=6, keep_outputs=12, output_rank=5)} if drops else {}
+    config = pcn.PCNConfig(
+        rank=0.7, output_rank=0.5, basis="response", precondition=0.5, skip_larger=False, layers=layers
+    )
+    plan = pcn.compress_(model, [x], config)
+    assert all(layer.output_rank is not None for layer in plan.transformed)
+    expected = model(x)
+    trained = sum(p.numel() for p in model.parameters()) - sum(
+        p.numel() for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()
+    )
+    assert plan.trainable_after == trained
+    assert pcn.Plan.from_json(plan.to_json()) == plan
+    pcn.save(model, tmp_path / "saved")
+    loaded = pcn.load(KINDS[kind][0]().double().eval(), tmp_path / "saved")
+    torch.testing.assert_close(loaded(x), expected, rtol=0, atol=0)
+    torch.testing.assert_close(pcn.to_plain(model)(x), expected, rtol=1e-9, atol=1e-9)
+    pcn.fold_(model)
+    torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_block_order_has_bases_of_its_own() -> None:
+    model, x = built("dense")
+    with pytest.raises(pcn.ConfigError, match="'kept_block' makes PCA bases"):
+        pcn.compress_(model, [x], pcn.PCNConfig(rank=4, basis="response", order="kept_block"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"basis": "best"}, "choose one of pca, response, random"),
+        ({"precondition": 2.0}, "from 0"),
+        ({"output_rank": 0}, "at least 1"),
+        ({"output_rank": pcn.ExplainedVariance(0.5)}, "a whole number or a fraction"),
+    ],
+)
+def test_what_cannot_be_is_said(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(pcn.ConfigError, match=said):
+        pcn.PCNConfig(**wrong)
