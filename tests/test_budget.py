@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pcn
-from pcn.budget import direction_scores
 from pcn.cost import count
 
 
@@ -39,11 +38,11 @@ def test_the_budget_is_never_exceeded_and_the_same_question_gets_the_same_answer
     stats = pcn.analyze(model, [BATCH])
     limit = int(params * count(model).trainable)
     try:
-        config = pcn.fit_budget(model, stats, pcn.Budget(params, step))
+        config = pcn.fit_budget(model, stats, pcn.Budget(params, step=step))
     except pcn.ConfigError as error:
         assert "too small" in str(error)
         return
-    assert pcn.fit_budget(model, stats, pcn.Budget(params, step)) == config
+    assert pcn.fit_budget(model, stats, pcn.Budget(params, step=step)) == config
     pcn.make_plan(model, stats, config).apply_(model, stats)
     assert count(model).trainable <= limit
 
@@ -67,14 +66,14 @@ def test_a_score_is_the_share_of_a_linear_layers_output_variance() -> None:
     outputs = inputs @ model[7].weight.T
     kept = (inputs - stats.mean("7")) @ stats.basis("7", 5) @ stats.basis("7", 5).T @ model[7].weight.T
     share = kept.var(0).sum() / outputs.var(0).sum()
-    torch.testing.assert_close(direction_scores(model, stats, "7")[:5].sum(), share, rtol=1e-9, atol=0)
+    torch.testing.assert_close(pcn.Response()(model, stats, ["7"], ())["7"][5], share, rtol=1e-9, atol=0)
 
 
 def test_layers_with_rules_and_excluded_ones_are_not_touched_by_the_budget() -> None:
     model = network()
     stats = pcn.analyze(model, [BATCH])
     config = pcn.PCNConfig(layers={"7": pcn.LayerRule(rank=12)}, exclude=["3"])
-    plan = pcn.make_plan(model, stats, pcn.fit_budget(model, stats, pcn.Budget(0.5, 4), config))
+    plan = pcn.make_plan(model, stats, pcn.fit_budget(model, stats, pcn.Budget(0.5, step=4, config=config)))
     assert plan.layers["7"].rank == 12
     assert plan.layers["3"].rank is None
     plan.apply_(model, stats)

@@ -60,11 +60,9 @@ def test_preconditioning_changes_the_coordinates_and_not_the_function(kind: str,
 @given(st.integers(0, 99), st.integers(1, 7))
 def test_no_other_directions_of_that_number_come_nearer_to_a_linear_layers_output(seed: int, rank: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    rows = (
-        torch.randn(200, 8, generator=generator, dtype=torch.double) @ torch.randn(8, 8, generator=generator).double()
-    )
+    rows, mix = (torch.randn(size, 8, generator=generator, dtype=torch.double) for size in (200, 8))
     weight = torch.randn(1, 6, 8, 1, generator=generator, dtype=torch.double)
-    covariance = torch.cov(rows.T)[None]
+    covariance = torch.cov((rows @ mix).T)[None]
     found = directions.response(covariance, weight, rank)
     response = weight[..., 0] @ covariance @ weight[..., 0].mT
 

@@ -1,129 +1,178 @@
-"""Ranks for a budget: every step of rank goes to the layer where it buys most output variance per trained parameter."""
+"""Ranks for a budget: every step of rank goes to the layer where it is worth most for what it costs."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pcn.config import LayerRule, PCNConfig
 from pcn.errors import ConfigError, TraceError
 from pcn.graph import ChannelGraph, trace
-from pcn.layers import canonical_weight, unwrap
-from pcn.plan import LayerPlan
-from pcn.planning import make_plan
+from pcn.layers import unwrap
+from pcn.plan import LayerPlan, Plan
+from pcn.planner.allocation import Room, Served, hand_out
+from pcn.planner.options import Option, forms, output_shares
+from pcn.planner.response import Response, grouped_weight
+from pcn.planner.values import Worth, directions_of
+from pcn.planning import Batches, make_plan
 from pcn.statistics import Statistics
-
-WIDEST = 1024  # directions that are looked at in one layer; wider inputs have little variance beyond
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How many parameters may be trained: a number, or a fraction of what the model trains now."""
+    """What the whole model may cost: a number, or a fraction of what it costs now; at least one of them is given.
 
-    params: int | float
+    ``params`` counts trained parameters, ``flops`` the operations of linear and convolutional layers per sample. Which
+    layers may change, and all options, come from ``config``; layers for which it has a rule keep to that.
+
+    >>> Budget(params=0.25, config=PCNConfig(exclude=["head"])).limit("params", 4_000_000)
+    1000000
+    """
+
+    params: int | float | None = None
+    flops: int | float | None = None
     step: int = 8  # ranks are handed out in steps of this, which also suits the hardware
+    worth: Worth = field(default_factory=Response)  # what the directions of a layer are worth
+    two_sided: bool = False  # choose the number of trained outputs of each layer as well
+    config: PCNConfig = field(default_factory=PCNConfig)
 
     def __post_init__(self) -> None:
-        fraction = isinstance(self.params, float) and 0 < self.params <= 1
-        number = isinstance(self.params, int) and not isinstance(self.params, bool) and self.params >= 1
-        if not (fraction or number):
-            raise ConfigError(f"params={self.params!r}: give a number of parameters or a fraction in (0, 1]")
+        for name in ("params", "flops"):
+            value = getattr(self, name)
+            fraction = isinstance(value, float) and 0 < value <= 1
+            number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if not (value is None or fraction or number):
+                raise ConfigError(f"{name}={value!r}: give a number of them, or a fraction in (0, 1]")
+        if self.params is None and self.flops is None:
+            raise ConfigError("a budget needs params or flops, as in Budget(params=0.25)")
         if isinstance(self.step, bool) or not isinstance(self.step, int) or self.step < 1:
             raise ConfigError(f"step={self.step!r}: give a whole number of at least 1")
+        if not isinstance(self.worth, Worth):
+            raise ConfigError(f"worth={self.worth!r}: give Response(), Taylor(...), Divergence(...) or one of your own")
 
-    def limit(self, trainable: int) -> int:
-        return self.params if isinstance(self.params, int) else int(self.params * trainable)
+    def limit(self, name: str, now: int) -> int | None:
+        """What may be spent of something of which the model takes so much now; None for any amount."""
+        value: int | float | None = getattr(self, name)
+        return int(value * now) if isinstance(value, float) else value
+
+
+def as_budget(
+    config: PCNConfig | Budget | None, *, params: int | float | None = None, flops: int | float | None = None
+) -> Budget | None:
+    """The budget that is asked for, given whole or by its numbers, or None where only a configuration is."""
+    if isinstance(config, Budget):
+        if params is not None or flops is not None:
+            raise ConfigError("a Budget is given whole: put params and flops into it")
+        return config
+    if params is None and flops is None:
+        return None
+    return Budget(params, flops, config=config or PCNConfig())
 
 
 def fit_budget(
     model: nn.Module,
     stats: Statistics,
     budget: Budget,
-    config: PCNConfig | None = None,
     *,
+    batches: Batches = (),
     graph: ChannelGraph | None = None,
 ) -> PCNConfig:
-    """Return the configuration with a rank for every layer so that the whole model trains no more than the budget.
+    """Return the configuration with ranks for every layer so that the whole model stays within the budget.
 
-    Which layers may change, and all options, come from ``config``; layers for which it has a rule keep to that. A
-    layer to which the budget gives its full width stays as it is, and so does a frozen one.
+    A layer to which the budget gives its full width stays as it is, and so does a frozen one. ``batches`` are needed
+    where the worth is measured on them.
     """
-    model = unwrap(model)
-    config = config or PCNConfig()
-    if graph is None and stats.example is not None:
-        with suppress(TraceError):
-            graph = trace(model, stats.example)
-    whole = make_plan(model, stats, replace(config, rank=1.0, keep_outputs=None, skip_larger=False), graph=graph)
-    ruled = make_plan(model, stats, replace(config, rank=None, keep_outputs=None), graph=graph)
-    frozen = {name for name in whole.layers if not any(p.requires_grad for p in model.get_submodule(name).parameters())}
-    open_layers = {
-        layer.name: layer for layer in whole.transformed if layer.name not in frozen and not config.mentions(layer.name)
+    return _as_config(budget, _serve(model, stats, budget, batches, graph))
+
+
+def plan_within(
+    model: nn.Module,
+    stats: Statistics,
+    budget: Budget,
+    *,
+    batches: Batches = (),
+    graph: ChannelGraph | None = None,
+    example: Any = None,
+) -> Plan:
+    """Make the plan for a budget; the note of every layer says what more rank would have bought."""
+    graph = graph or _traced(model, stats)
+    served = _serve(model, stats, budget, batches, graph)
+    plan = make_plan(model, stats, _as_config(budget, served), graph=graph, example=example)
+    noted = {
+        name: replace(layer, note="; ".join(filter(None, (layer.note, _next(served[name])))))
+        if name in served and layer.rank is not None
+        else layer
+        for name, layer in plan.layers.items()
     }
+    return replace(plan, layers=noted)
+
+
+def _as_config(budget: Budget, served: dict[str, Served]) -> PCNConfig:
+    rules = {
+        name: LayerRule(rank=each.option.rank, output_rank=each.option.output_rank) for name, each in served.items()
+    }
+    return replace(budget.config, rank=None, output_rank=None, layers={**budget.config.layers, **rules})
+
+
+def _traced(model: nn.Module, stats: Statistics) -> ChannelGraph | None:
+    with suppress(TraceError):
+        return None if stats.example is None else trace(unwrap(model), stats.example)
+    return None
+
+
+def _serve(
+    model: nn.Module, stats: Statistics, budget: Budget, batches: Batches, graph: ChannelGraph | None
+) -> dict[str, Served]:
+    model, config = unwrap(model), budget.config
+    graph = graph or _traced(model, stats)
+    whole = make_plan(
+        model, stats, replace(config, rank=1.0, output_rank=None, keep_outputs=None, skip_larger=False), graph=graph
+    )
+    ruled = make_plan(model, stats, replace(config, rank=None, output_rank=None, keep_outputs=None), graph=graph)
+    frozen = {name for name in whole.layers if not any(p.requires_grad for p in model.get_submodule(name).parameters())}
+    layers = [p for p in whole.transformed if p.name not in frozen and not config.mentions(p.name)]
+    if budget.flops is not None and any(layer.flops_before is None for layer in whole.layers.values()):
+        raise ConfigError("a budget of FLOPs needs the model's graph, which could not be traced: give params")
+    room = _room(model, budget, ruled, layers, frozen)
+    opened = batches() if callable(batches) else batches
+    worth = budget.worth(model, stats, [layer.name for layer in layers], opened)
+    step = -(-budget.step // config.multiple_of) * config.multiple_of  # make_plan rounds up to that multiple
+    return hand_out({p.name: _options(p, model, stats, worth[p.name], step, budget) for p in layers}, room)
+
+
+def _room(model: nn.Module, budget: Budget, ruled: Plan, layers: list[LayerPlan], frozen: set[str]) -> Room:
+    """What is left for the open layers when all the others have got what they cost."""
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     saved = sum(p.trainable_before - p.trainable_after for p in ruled.transformed if p.name not in frozen)
-    room = budget.limit(trainable) - (trainable - saved - sum(p.trainable_before for p in open_layers.values()))
-    step = -(-budget.step // config.multiple_of) * config.multiple_of  # make_plan rounds up to that multiple
-    ranks = _hand_out(open_layers, {n: direction_scores(model, stats, n) for n in open_layers}, step, room)
-    rules = {name: LayerRule(rank=rank) for name, rank in ranks.items()}
-    return replace(config, rank=None, layers={**config.layers, **rules})
+    others = trainable - saved - sum(layer.trainable_before for layer in layers)
+    params = budget.limit("params", trainable)
+    flops = budget.limit("flops", sum(layer.flops_before or 0 for layer in ruled.layers.values()))
+    taken = {layer.name for layer in layers}
+    spent = sum(layer.flops_after or 0 for layer in ruled.layers.values() if layer.name not in taken)
+    return Room(None if params is None else params - others, None if flops is None else flops - spent)
 
 
-def direction_scores(model: nn.Module, stats: Statistics, layer: str) -> Tensor:
-    """Return each direction's share of the output's variance, e_j ‖W u_j‖² added over groups (exact for Linear)."""
-    weight = canonical_weight(model.get_submodule(layer)).detach().double()
-    spectrum = stats.spectrum(layer)
-    values, vectors = spectrum.leading(min(spectrum.width, WIDEST))
-    grouped = weight.reshape(spectrum.groups, -1, spectrum.width, weight[0, 0].numel())
-    responses = torch.einsum("gnmk,gmr->gnkr", grouped.to(vectors), vectors).square().sum((1, 2))
-    scores = (values * responses).sum(0)
-    return scores / scores.sum().clamp_min(torch.finfo(scores.dtype).tiny)
+def _options(
+    layer: LayerPlan, model: nn.Module, stats: Statistics, worth: Tensor, step: int, budget: Budget
+) -> list[Option]:
+    shares = None
+    if budget.two_sided:
+        _, variances, vectors = directions_of(stats, layer.name)
+        weight = grouped_weight(model, layer.name, *vectors.shape[:2]).to(vectors)
+        shares = output_shares(weight, variances, vectors, step)
+    return list(forms(layer, worth, step, shares, only_smaller=budget.config.skip_larger))
 
 
-@dataclass(frozen=True)
-class _Offer:
-    """One more step of rank for a layer: what it costs and what it buys; ``rank`` None keeps the layer as it is."""
-
-    rank: int | None
-    cost: int
-    gain: float
-
-
-def _hand_out(layers: dict[str, LayerPlan], scores: dict[str, Tensor], step: int, room: int) -> dict[str, int | None]:
-    """Start every layer at one step, then serve the best offer per parameter until nothing fits any more."""
-    offers = {name: list(_offers(layer, scores[name], step)) for name, layer in layers.items()}
-    ranks = {name: options[0].rank for name, options in offers.items()}
-    room -= sum(options[0].cost for options in offers.values())
-    if room < 0:
-        raise ConfigError(f"the budget is {-room:,} parameters too small: every layer needs a rank of at least {step}")
-    queue = [(-o[1].gain / o[1].cost, name, 1) for name, o in offers.items() if len(o) > 1]
-    heapq.heapify(queue)
-    while queue:
-        _, name, number = heapq.heappop(queue)
-        offer = offers[name][number]
-        if offer.cost > room:
-            continue
-        room -= offer.cost
-        ranks[name] = offer.rank
-        if number + 1 < len(offers[name]):
-            following = offers[name][number + 1]
-            heapq.heappush(queue, (-following.gain / following.cost, name, number + 1))
-    return ranks
-
-
-def _offers(layer: LayerPlan, scores: Tensor, step: int) -> Iterator[_Offer]:
-    """Yield steps of rank while the layer stays smaller than it is, and last its full width."""
-    width = layer.in_features // layer.groups
-    spent, held = 0, 0.0
-    for rank in range(min(step, width), min(width, len(scores)) + 1, step):
-        planned = replace(layer, rank=rank)
-        if planned.stored_after >= layer.trainable_before:
-            break
-        gained = float(scores[:rank].sum())
-        yield _Offer(rank, planned.trainable_after - spent, gained - held)
-        spent, held = planned.trainable_after, gained
-    yield _Offer(None, max(layer.trainable_before - spent, 1), 1.0 - held)
+def _next(served: Served) -> str | None:
+    """What the next step would have bought."""
+    option, following = served.option, served.following
+    if following is None:
+        return None
+    what = "all of it" if following.rank is None else f"rank {following.rank}"
+    if following.output_rank is not None:
+        what += f" with {following.output_rank} trained outputs"
+    gained = (following.worth - option.worth) / following.worth
+    return f"{what} would be worth {gained:.2%} more, for {following.params - option.params:,} parameters"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from pcn.budget import Budget, fit_budget
+from pcn.budget import Budget, as_budget
 from pcn.config import PCNConfig
 from pcn.example import Forward
 from pcn.plan import Plan, check_untransformed
@@ -19,16 +19,17 @@ from pcn.statistics import analyze
 def compress_(
     model: nn.Module,
     batches: Iterable[Any],
-    config: PCNConfig | None = None,
+    config: PCNConfig | Budget | None = None,
     *,
     params: int | float | None = None,
+    flops: int | float | None = None,
     optimizer: Optimizer | None = None,
     forward: Forward | None = None,
 ) -> Plan:
     """Turn a model into its principal component network in place, and return the plan that was applied.
 
-    ``params`` is a budget of trainable parameters, as a number or a fraction of what the model has; ranks are then
-    chosen to fit it (:func:`pcn.fit_budget`). The optimizer, when given, goes on with the new parameters.
+    ``params`` and ``flops`` are a budget (:class:`pcn.Budget`, which can be given whole in place of the configuration):
+    ranks are then chosen to fit it. The optimizer, when given, goes on with the new parameters.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5))
@@ -37,8 +38,9 @@ def compress_(
     PCLinear(in_features=64, out_features=64, bias=True, rank=16)
     """
     check_untransformed(model)
-    config = config or PCNConfig()
-    stats = analyze(model, batches, forward=forward, exclude=config.exclude)
-    if params is not None:
-        config = fit_budget(model, stats, Budget(params), config)
-    return make_plan(model, stats, config).apply_(model, stats, optimizer=optimizer)
+    wish = as_budget(config, params=params, flops=flops) or config or PCNConfig()
+    if isinstance(wish, Budget) and wish.worth.needs_batches and isinstance(batches, Iterator):
+        batches = list(batches)
+    exclude = (wish.config if isinstance(wish, Budget) else wish).exclude
+    stats = analyze(model, batches, forward=forward, exclude=exclude)
+    return make_plan(model, stats, wish, batches=batches).apply_(model, stats, optimizer=optimizer)

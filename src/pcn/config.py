@@ -170,7 +170,7 @@ class PCNConfig:
     order: Order = "truncate_first"
     output_rank: int | float | None = None  # the same from the other side: outputs that are trained and then expanded
     basis: BasisKind = (
-        "pca"  # "response": the directions that matter most to the layer's own output; "random": a control
+        "pca"  # "response": those that matter most to the layer's output; "random": a control
     )
     precondition: float = 0.0  # 0 to 1: how far the directions are brought to the same variance
     multiple_of: int = 1  # ranks are rounded up to a multiple of this, never above the width

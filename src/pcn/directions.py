@@ -42,7 +42,7 @@ def response(covariance: Tensor, weight: Tensor, rank: int) -> Directions:
     gram = torch.einsum("gnmk,gnlk->gml", weight, weight)
     root = _root(covariance)
     leading = eigen.full(root @ gram @ root)[1][..., :rank]
-    # With A the leading directions of the output, Wᵀ A reads them; where the weight sees fewer, any others complete them.
+    # With A the leading directions of the output, Wᵀ A reads them; where the weight sees fewer, others complete them.
     seen = gram @ root @ leading
     along = torch.linalg.qr(seen + RIDGE * seen.norm() * leading)[0]
     return Directions(along, _way_back(covariance, along), _variances(covariance, along))

@@ -30,7 +30,7 @@ def plan_outputs(
     example: Example,
 ) -> Plan:
     """Choose the outputs to drop, prove on a copy without weights that the model still runs, and write them down."""
-    wiring = _wiring(plan, graph)
+    wiring = wiring_of(plan, graph)
     requests, reasons = _possible(requests, wiring, plan)
     blocked = _blocked(plan, config, graph, wiring)
     scores = _scores(plan, stats, wiring)
@@ -38,11 +38,17 @@ def plan_outputs(
     while choice.dropped.any() and (why := _failure(model, example, graph, choice.dropped)) is not None:
         blocked = {**blocked, **_hard_coded(model, example, graph, wiring, requests, choice, why)}
         choice = choose(requests, wiring, blocked, scores)
-    slices = _slices(graph, choice.dropped)
-    return replace(plan, slices=slices, layers=_with_slices(plan, slices, {**reasons, **choice.reasons}))
+    return without_classes(plan, graph, choice.dropped, {**reasons, **choice.reasons})
 
 
-def _wiring(plan: Plan, graph: ChannelGraph) -> Wiring:
+def without_classes(plan: Plan, graph: ChannelGraph, dropped: Tensor, reasons: Mapping[str, str]) -> Plan:
+    """Return the plan with some channel classes dropped from every tensor that has them."""
+    slices = _slices(graph, dropped)
+    return replace(plan, slices=slices, layers=_with_slices(plan, slices, reasons))
+
+
+def wiring_of(plan: Plan, graph: ChannelGraph) -> Wiring:
+    """Which channel classes every layer of a plan puts out and reads."""
     outputs, inputs = {}, {}
     for name, layer in plan.layers.items():
         classes = graph.tensors.get(f"{name}.weight")

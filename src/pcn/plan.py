@@ -13,8 +13,10 @@ from pcn.config import BasisKind, Order
 from pcn.errors import PlanError, suggest
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch.optim import Optimizer
 
+    from pcn.graph import ChannelGraph
     from pcn.statistics import Statistics
 
 
@@ -203,6 +205,18 @@ class Plan:
         reshape_(self, model)
         return self
 
+    def suggest_widths(self, graph: ChannelGraph) -> dict[str, int]:
+        """Outputs of every layer for a plain, narrower network of about the same size (graph: :func:`pcn.trace`)."""
+        from pcn.widths import suggest_widths
+
+        return suggest_widths(self, graph)
+
+    def narrowed(self, graph: ChannelGraph, widths: Mapping[str, int]) -> Plan:
+        """The plan of that plain network: ``reshape_`` cuts a newly built model to it, to be trained from scratch."""
+        from pcn.widths import narrowed
+
+        return narrowed(self, graph, widths)
+
     def to_json(self) -> str:
         from pcn.plan_json import dumps
 
@@ -218,6 +232,17 @@ class Plan:
         from pcn.plan_table import plan_table
 
         return plan_table(self)
+
+    def _repr_html_(self) -> str:
+        from pcn.display.html import plan_html
+
+        return plan_html(self)
+
+    def plot(self) -> Figure:
+        """Draw what is kept of every layer with matplotlib."""
+        from pcn.display.plots import plot_plan
+
+        return plot_plan(self)
 
 
 def get_plan(model: nn.Module) -> Plan | None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pcn.config import PCNConfig
 from pcn.dropping import plan_outputs
-from pcn.errors import TraceError
+from pcn.errors import ConfigError, TraceError
 from pcn.example import Example, device_of
 from pcn.graph import ChannelGraph, trace
 from pcn.keep import Request
@@ -20,16 +20,25 @@ from pcn.plan import LayerPlan, Plan, check_untransformed
 from pcn.ranks import rank_layers
 from pcn.statistics import Statistics
 
+if TYPE_CHECKING:
+    from pcn.budget import Budget
+
+Batches = Iterable[Any] | Callable[[], Iterable[Any]]
+
 
 def make_plan(
     model: nn.Module,
     stats: Statistics | None,
-    config: PCNConfig | None = None,
+    config: PCNConfig | Budget | None = None,
     *,
     graph: ChannelGraph | None = None,
     example: Any = None,
+    batches: Batches = (),
 ) -> Plan:
     """Decide what every layer keeps; nothing is changed yet.
+
+    With a :class:`pcn.Budget` ranks are chosen to fit it; ``batches`` (or a function that opens them) are needed where
+    what they are worth is measured on them.
 
     The graph is traced on the statistics' own example unless one is given, as an :class:`Example` or as a batch that
     :func:`pcn.analyze` would take. Without statistics (``None``) the plan is about shapes only: ranks must be numbers
@@ -38,6 +47,12 @@ def make_plan(
     model = unwrap(model)
     config = config or PCNConfig()
     check_untransformed(model)
+    if not isinstance(config, PCNConfig):
+        from pcn.budget import plan_within
+
+        if stats is None:
+            raise ConfigError("a budget needs statistics: give those of pcn.analyze(model, batches)")
+        return plan_within(model, stats, config, batches=batches, graph=graph, example=example)
     found = list(transformable_layers(model))
     config.check_names(name for name, _, _ in found)
     if example is None:

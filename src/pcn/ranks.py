@@ -107,9 +107,8 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
     if layer.order == "kept_block" and (layer.basis != "pca" or layer.precondition):
         raise ConfigError(f"{layer.name!r}: order 'kept_block' makes PCA bases of its own; choose another order")
     outputs = None if rule.output_rank is None else _output_rank(layer, rule.output_rank, config.multiple_of)
-    planned = replace(
-        layer, rank=rank, output_rank=outputs, note=note, activation=None if stats is None else stats.layers[layer.name]
-    )
+    activation = None if stats is None else stats.layers[layer.name]
+    planned = replace(layer, rank=rank, output_rank=outputs, note=note, activation=activation)
     if config.skip_larger and not exact and planned.stored_after >= planned.trainable_before:
         why = f"rank {rank} of {width} would not make it smaller, the basis included (skip_larger=False insists)"
         return replace(layer, reason=why)

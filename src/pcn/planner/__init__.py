@@ -1,0 +1,8 @@
+"""Choosing ranks for a budget: what each is worth, what it costs, and who gets the next one."""
+
+from pcn.planner.divergence import Divergence, prediction_divergence
+from pcn.planner.response import Response
+from pcn.planner.taylor import Taylor, predicted_loss
+from pcn.planner.values import Values, Worth
+
+__all__ = ["Divergence", "Response", "Taylor", "Values", "Worth", "predicted_loss", "prediction_divergence"]

@@ -1,0 +1,99 @@
+"""Handing a budget out: every layer starts small, then the best bargain of all is served until nothing fits."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pcn.errors import ConfigError
+from pcn.planner.options import Option, bargains, rate
+
+Offers = Mapping[str, list[Option]]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What may be spent; None where there is no limit."""
+
+    params: int | None
+    flops: int | None
+
+    def price(self, option: Option) -> float:
+        """The share of what there is that an option takes, limits added up."""
+        limits = ((option.params, self.params), (option.flops, self.flops))
+        return sum(cost / max(limit, 1) for cost, limit in limits if limit is not None)
+
+    def holds(self, params: int, flops: int) -> bool:
+        return (self.params is None or params <= self.params) and (self.flops is None or flops <= self.flops)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a layer got, and what it would have got next."""
+
+    option: Option
+    following: Option | None
+
+
+def hand_out(offers: Offers, room: Room) -> dict[str, Served]:
+    """Choose an option for every layer so that together they fit and are worth most, as far as greed finds it."""
+    ladders = {name: bargains(options, room.price) for name, options in offers.items()}
+    chosen = _Chosen({name: ladder[0] for name, ladder in ladders.items()}, room)
+    if not room.holds(chosen.params, chosen.flops):
+        raise ConfigError(_too_small(room, chosen))
+    queue = [_bid(name, ladders[name], 1, room) for name in ladders if len(ladders[name]) > 1]
+    heapq.heapify(queue)
+    while queue:
+        _, name, number = heapq.heappop(queue)
+        if chosen.take(name, ladders[name][number]) and number + 1 < len(ladders[name]):
+            heapq.heappush(queue, _bid(name, ladders[name], number + 1, room))
+    while _take_one_more(chosen, offers):
+        pass
+    return {name: Served(option, _following(option, ladders[name])) for name, option in chosen.options.items()}
+
+
+class _Chosen:
+    """An option for every layer, and what they cost together."""
+
+    def __init__(self, options: dict[str, Option], room: Room) -> None:
+        self.options, self.room = options, room
+        self.params = sum(option.params for option in options.values())
+        self.flops = sum(option.flops for option in options.values())
+
+    def take(self, name: str, option: Option) -> bool:
+        """Choose another option for a layer, if that fits."""
+        old = self.options[name]
+        params, flops = self.params + option.params - old.params, self.flops + option.flops - old.flops
+        if not self.room.holds(params, flops):
+            return False
+        self.options[name], self.params, self.flops = option, params, flops
+        return True
+
+
+def _bid(name: str, ladder: list[Option], number: int, room: Room) -> tuple[float, str, int]:
+    return -rate(ladder[number - 1], ladder[number], room.price), name, number
+
+
+def _take_one_more(chosen: _Chosen, offers: Offers) -> bool:
+    """Spend what is left on the best option between two bargains; False when nothing better fits."""
+    better = [
+        (-rate(chosen.options[name], option, chosen.room.price), name, number)
+        for name, options in offers.items()
+        for number, option in enumerate(options)
+        if option.worth > chosen.options[name].worth
+    ]
+    return any(chosen.take(name, offers[name][number]) for _, name, number in sorted(better))
+
+
+def _following(option: Option, ladder: list[Option]) -> Option | None:
+    return next((other for other in ladder if other.worth > option.worth), None)
+
+
+def _too_small(room: Room, chosen: _Chosen) -> str:
+    short = []
+    if room.params is not None and chosen.params > room.params:
+        short.append(f"{chosen.params - room.params:,} parameters")
+    if room.flops is not None and chosen.flops > room.flops:
+        short.append(f"{chosen.flops - room.flops:,} FLOPs")
+    return f"the budget is {' and '.join(short)} too small, even with every layer at its lowest rank"

@@ -1,0 +1,86 @@
+"""The forms that a layer could have, what each costs and is worth, and those among them that are good bargains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pcn.plan import LayerPlan
+
+Price = Callable[["Option"], float]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One form of a layer: ranks (None: that side stays), trained parameters, FLOPs per sample, and worth."""
+
+    rank: int | None
+    output_rank: int | None
+    params: int
+    flops: int
+    worth: float
+
+
+def forms(layer: LayerPlan, worth: Tensor, step: int, shares: Tensor | None, *, only_smaller: bool) -> Iterator[Option]:
+    """Yield the layer as it is, and its forms in steps of rank; with ``only_smaller`` none that is larger or slower.
+
+    ``worth[r]`` is what r directions are worth; ``shares[r, s]`` the share of that which s trained outputs keep.
+    """
+    # Where there is room for all of a layer it stays: directions that no sample showed may matter yet.
+    whole = float(worth[-1]) * (1 + 1e-9) + 1e-12
+    yield Option(None, None, layer.trainable_before, layer.flops_before or 0, whole)
+    width, outputs = layer.in_features // layer.groups, layer.out_features // layer.groups
+    for rank in _steps(min(width, len(worth) - 1), step):
+        for trained in (None, *(_steps(outputs - 1, step) if shares is not None else ())):
+            planned = replace(layer, rank=rank, output_rank=trained)
+            slower = (planned.flops_after or 0) > (layer.flops_before or 0)
+            if only_smaller and (slower or planned.stored_after >= layer.trainable_before):
+                continue
+            kept = 1.0 if shares is None or trained is None else float(shares[rank, trained])
+            yield Option(rank, trained, planned.trainable_after, planned.flops_after or 0, float(worth[rank]) * kept)
+
+
+def _steps(most: int, step: int) -> Sequence[int]:
+    return range(step, most + 1, step) or ((most,) if most else ())
+
+
+def output_shares(weight: Tensor, variances: Tensor, vectors: Tensor, step: int) -> Tensor:
+    """Return (ranks + 1, outputs + 1): of the response through r directions, the share that s output directions keep.
+
+    ``weight`` is (g, n, w, k). It is worked out at multiples of ``step``; ranks between hold what the next below does.
+    """
+    projected = torch.einsum("gnmk,gmr->gnrk", weight, vectors)
+    groups, outputs, ranks, _ = projected.shape
+    shares = torch.ones(ranks + 1, outputs + 1, dtype=torch.float64)
+    covariance = torch.zeros(groups, outputs, outputs).to(projected)
+    for start in range(0, ranks, step):
+        part, spread = projected[:, :, start : start + step], variances[:, start : start + step]
+        covariance = covariance + torch.einsum("gnrk,gr,glrk->gnl", part, spread, part)
+        held = torch.linalg.eigvalsh(covariance).flip(-1).clamp_min(0).sum(0).cumsum(0)
+        shares[min(start + step, ranks) :, 1:] = (held / held[-1].clamp_min(torch.finfo(held.dtype).tiny)).cpu()
+    return shares
+
+
+def bargains(options: Sequence[Option], price: Price) -> list[Option]:
+    """Return the options that no mixture of others beats, cheapest first: each step buys less per price than the last.
+
+    >>> plain = [Option(r, None, r, 0, w) for r, w in ((1, 0.1), (2, 0.15), (3, 0.6), (4, 0.7))]
+    >>> [option.rank for option in bargains(plain, lambda option: option.params)]
+    [1, 3, 4]
+    """
+    hull: list[Option] = []
+    for option in sorted(options, key=lambda o: (price(o), -o.worth)):
+        if hull and option.worth <= hull[-1].worth:
+            continue
+        while len(hull) > 1 and rate(hull[-1], option, price) >= rate(hull[-2], hull[-1], price):
+            hull.pop()
+        hull.append(option)
+    return hull
+
+
+def rate(low: Option, high: Option, price: Price) -> float:
+    """What going from one option to another buys per price."""
+    return (high.worth - low.worth) / max(price(high) - price(low), 1e-12)

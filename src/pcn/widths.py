@@ -1,0 +1,112 @@
+"""From ranks to plain widths: the narrower architecture without bases that a plan's statistics suggest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pcn.dropping import wiring_of, without_classes
+from pcn.errors import ConfigError, suggest
+from pcn.graph import ChannelGraph
+from pcn.keep import Wiring
+from pcn.plan import LayerPlan, Plan
+
+HALVINGS = 40  # of the interval in which the common factor is searched
+
+
+def suggest_widths(plan: Plan, graph: ChannelGraph) -> dict[str, int]:
+    """Return outputs for every layer so that a plain network of these widths trains about as much as the plan's.
+
+    Channels that belong together get one width: in proportion to the share of directions that the layers which read
+    them keep, large layers counting more, and never more than they have. Channels that must stay, stay.
+    """
+    wiring = wiring_of(plan, graph)
+    groups = _groups(plan, graph, wiring)
+    low, high = 0.0, 1.0 / min((group.share for group in groups), default=1.0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if _trained(plan, wiring, _kept(groups, middle, graph.class_count)) <= plan.trainable_after:
+            low = middle
+        else:
+            high = middle
+    kept = _kept(groups, low, graph.class_count)
+    return {name: round(float(kept[classes].sum())) for name, classes in wiring.outputs.items()}
+
+
+def narrowed(plan: Plan, graph: ChannelGraph, widths: Mapping[str, int]) -> Plan:
+    """Return the plan of a plain network with these outputs: ``reshape_`` cuts a new model to it, to train anew.
+
+    The first channels by index are kept, which is as good as any before training.
+    """
+    wiring = wiring_of(plan, graph)
+    dropped = torch.zeros(graph.class_count, dtype=torch.bool)
+    for name, width in widths.items():
+        if name not in wiring.outputs:
+            raise ConfigError(f"there is no layer {name!r} with outputs to choose{suggest(name, wiring.outputs)}")
+        channels = wiring.outputs[name]
+        classes = channels.unique()
+        dropped[classes[round(width / len(channels) * len(classes)) :]] = True
+    plain = {name: replace(p, rank=None, output_rank=None, note=None) for name, p in plan.layers.items()}
+    return without_classes(replace(plan, layers=plain), graph, dropped, {})
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Channel classes that share a width, and the share of it that their readers want."""
+
+    classes: Tensor
+    share: float
+
+    def kept(self, factor: float) -> float:
+        """The share of its channels that is kept when every wish is multiplied by a factor."""
+        size = len(self.classes)
+        return min(max(1, round(factor * self.share * size)), size) / size
+
+
+def _groups(plan: Plan, graph: ChannelGraph, wiring: Wiring) -> list[_Group]:
+    wished, weights = torch.zeros(2, graph.class_count, dtype=torch.float64)
+    for name, classes in wiring.inputs.items():
+        layer, read = plan.layers[name], classes.unique()
+        share = 1.0 if layer.rank is None else layer.rank / (layer.in_features // layer.groups)
+        wished[read] += share * layer.trainable_before
+        weights[read] += layer.trainable_before
+    found: list[_Group] = []
+    for members in _coupled(wiring):
+        classes = torch.tensor(sorted(members))
+        if members.isdisjoint(graph.pinned) and bool((weights[classes] > 0).all()):
+            found.append(_Group(classes, float((wished[classes] / weights[classes]).mean())))
+    return found
+
+
+def _coupled(wiring: Wiring) -> list[set[int]]:
+    """The sets of classes that layers put out, those that overlap taken together."""
+    sets: list[set[int]] = []
+    for classes in wiring.outputs.values():
+        own = set(classes.tolist())
+        apart = [other for other in sets if own.isdisjoint(other)]
+        sets = [*apart, own.union(*(other for other in sets if not own.isdisjoint(other)))]
+    return sets
+
+
+def _kept(groups: list[_Group], factor: float, classes: int) -> Tensor:
+    """For every class, the share of its group that is kept."""
+    kept = torch.ones(classes, dtype=torch.float64)
+    for group in groups:
+        kept[group.classes] = group.kept(factor)
+    return kept
+
+
+def _trained(plan: Plan, wiring: Wiring, kept: Tensor) -> float:
+    """What all layers would train as plain ones."""
+    return sum(_plain(layer, wiring, kept) for layer in plan.layers.values())
+
+
+def _plain(layer: LayerPlan, wiring: Wiring, kept: Tensor) -> float:
+    out, inp = wiring.outputs.get(layer.name), wiring.inputs.get(layer.name)
+    outputs = layer.out_features if out is None else float(kept[out].sum())
+    width = layer.in_features / layer.groups
+    inputs = width if inp is None else float(kept[inp].mean()) * width
+    return outputs * (inputs * layer.taps + layer.bias)

@@ -1,0 +1,144 @@
+"""Handing out a budget: never more than there is, near the best that there could be, and explained."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import ConvNet
+from torch import Tensor, nn
+
+import pcn
+from pcn.cost import count, flops_per_sample
+from pcn.planner.allocation import Room, hand_out
+from pcn.planner.options import Option, bargains, output_shares
+
+OPTION = st.builds(
+    Option,
+    st.integers(1, 99),
+    st.none(),
+    st.integers(1, 30),
+    st.integers(1, 30),
+    st.floats(0, 1, allow_subnormal=False),
+)
+OFFERS = st.lists(st.lists(OPTION, min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+@settings(max_examples=200, deadline=None)
+@given(OFFERS, st.integers(1, 90), st.one_of(st.none(), st.integers(1, 90)))
+def test_what_is_handed_out_fits_and_is_near_the_best(
+    lists: list[list[Option]], params: int, flops: int | None
+) -> None:
+    offers = {str(number): options for number, options in enumerate(lists)}
+    room = Room(params, flops)
+    possible = [
+        sum(option.worth for option in choice)
+        for choice in product(*lists)
+        if room.holds(sum(o.params for o in choice), sum(o.flops for o in choice))
+    ]
+    try:
+        served = hand_out(offers, room)
+    except pcn.ConfigError as error:
+        assert "too small" in str(error)
+        cheapest = [min(options, key=lambda o: (room.price(o), -o.worth)) for options in lists]
+        assert not room.holds(sum(o.params for o in cheapest), sum(o.flops for o in cheapest))
+        return
+    chosen = [served[name].option for name in offers]
+    assert all(option in options for option, options in zip(chosen, lists, strict=True))
+    assert room.holds(sum(o.params for o in chosen), sum(o.flops for o in chosen))
+    if flops is None:  # with one limit, greed on the hull is short of the best by less than one step
+        step = max(high.worth - low.worth for options in lists for low in options for high in options)
+        assert sum(o.worth for o in chosen) >= max(possible) - step - 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(OPTION, min_size=1, max_size=8))
+def test_bargains_buy_less_and_less(options: list[Option]) -> None:
+    found = bargains(options, lambda option: option.params)
+    assert found[0].params == min(option.params for option in options)
+    assert found[-1].worth == max(option.worth for option in options)
+    rates = [(b.worth - a.worth) / (b.params - a.params) for a, b in pairwise(found)]
+    assert all(rate > 0 for rate in rates)
+    assert rates == sorted(rates, reverse=True)
+
+
+def network() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(2)
+    return ConvNet().eval(), torch.randn(64, 3, 8, 8)
+
+
+@pytest.mark.parametrize("flops", [0.5, 0.7, 0.9])
+@pytest.mark.parametrize("params", [None, 0.6])
+def test_a_budget_of_operations_is_met_in_the_real_network(flops: float, params: float | None) -> None:
+    model, x = network()
+    limit = flops * flops_per_sample(model, x)
+    try:
+        pcn.compress_(model, [x], pcn.Budget(params, flops, step=2))
+    except pcn.ConfigError as error:
+        assert "FLOPs too small" in str(error)
+        assert flops == 0.5
+        return
+    assert flops_per_sample(model, x) <= limit
+    assert params is None or count(model).trainable <= params * count(network()[0]).trainable
+
+
+@settings(max_examples=12, deadline=None)
+@given(params=st.floats(0.3, 0.95), step=st.integers(1, 4))
+def test_both_sides_stay_within_the_budget_too(params: float, step: int) -> None:
+    model, x = network()
+    limit = int(params * count(model).trainable)
+    plan = pcn.compress_(
+        model, [x], pcn.Budget(params, step=step, two_sided=True, config=pcn.PCNConfig(skip_larger=False))
+    )
+    assert count(model).trainable <= limit
+    assert all(layer.rank is not None or layer.output_rank is None for layer in plan.layers.values())
+
+
+def test_two_sides_are_worth_at_least_one() -> None:
+    model, x = network()
+    stats = pcn.analyze(model, [x])
+    config = pcn.PCNConfig(skip_larger=False)
+    kept = []
+    for two_sided in (False, True):
+        small = network()[0]
+        pcn.make_plan(small, stats, pcn.Budget(0.4, step=1, two_sided=two_sided, config=config)).apply_(small, stats)
+        kept.append(float((small(x) - model(x)).detach().square().mean()))
+    assert kept[1] < kept[0]
+
+
+def test_the_share_that_outputs_keep_is_of_the_outputs_covariance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(300, 6, generator=generator, dtype=torch.double) * torch.arange(6, 0, -1)
+    values, vectors = torch.linalg.eigh(torch.cov(rows.T))
+    values, vectors = values.flip(0)[None], vectors.flip(1)[None]
+    weight = torch.randn(1, 5, 6, 1, generator=generator, dtype=torch.double)
+    shares = output_shares(weight, values, vectors, step=2)
+    kept = weight[0, ..., 0] @ vectors[0, :, :4]
+    spread = torch.linalg.eigvalsh(kept @ torch.diag(values[0, :4]) @ kept.T).flip(0)
+    torch.testing.assert_close(shares[4, 3], spread[:3].sum() / spread.sum())
+    assert shares.shape == (7, 6)
+    assert float(shares[4, 5]) == pytest.approx(1.0)
+
+
+def test_every_layer_says_what_more_would_have_bought() -> None:
+    model, x = network()
+    plan = pcn.make_plan(model, pcn.analyze(model, [x]), pcn.Budget(0.5, step=2))
+    noted = [layer.note for layer in plan.transformed if layer.note and "would be worth" in layer.note]
+    assert noted
+    assert all("parameters" in note for note in noted)
+    assert "would be worth" in str(plan)
+
+
+def test_a_budget_is_refused_where_it_says_nothing_or_too_much() -> None:
+    model, x = network()
+    with pytest.raises(pcn.ConfigError, match="needs params or flops"):
+        pcn.Budget()
+    with pytest.raises(pcn.ConfigError, match="worth=3"):
+        pcn.Budget(0.5, worth=3)
+    with pytest.raises(pcn.ConfigError, match="given whole"):
+        pcn.compress_(model, [x], pcn.Budget(0.5), params=0.3)
+    with pytest.raises(pcn.ConfigError, match="needs statistics"):
+        pcn.make_plan(model, None, pcn.Budget(0.5))

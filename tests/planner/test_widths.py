@@ -1,0 +1,67 @@
+"""Plain widths that a plan suggests: as large as the plan, coupled channels together, and a network that trains."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import ConvNet, Residual
+from torch import Tensor, nn
+
+import pcn
+from pcn import models
+from pcn.cost import count
+
+KINDS = {"convolutional": (ConvNet, (3, 8, 8)), "residual": (Residual, (12,))}
+
+
+def planned(kind: str, rank: float) -> tuple[nn.Module, Tensor, pcn.Plan, pcn.ChannelGraph]:
+    torch.manual_seed(0)
+    make, shape = KINDS[kind]
+    model, x = make(), torch.randn(40, *shape)
+    stats = pcn.analyze(model, [x])
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=rank, skip_larger=False))
+    return model, x, plan, pcn.trace(model, x)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(sorted(KINDS)), st.floats(0.2, 0.9))
+def test_the_plain_network_runs_trains_and_is_no_larger(kind: str, rank: float) -> None:
+    model, x, plan, graph = planned(kind, rank)
+    widths = plan.suggest_widths(graph)
+    narrow = plan.narrowed(graph, widths)
+    narrow.reshape_(model)
+    model(x).sum().backward()
+    assert not narrow.transformed
+    for name, width in widths.items():
+        assert model.get_submodule(name).weight.shape[0] == width
+    assert narrow.trainable_after <= plan.trainable_after
+    assert model(x).shape[-1] == 5  # what comes out stays
+
+
+def test_channels_that_meet_in_a_sum_get_one_width() -> None:
+    _, _, plan, graph = planned("residual", 0.4)
+    widths = plan.suggest_widths(graph)
+    assert widths["stem"] == widths["block"] < 16
+    assert widths["head"] == 5
+
+
+def test_a_uniform_plan_suggests_a_uniformly_narrower_network() -> None:
+    """A quarter of every width in rank is half of it in plain channels, which is the half-width network."""
+    model = models.build("wide_resnet20").to("meta")
+    example = torch.empty(2, 3, 32, 32, device="meta")
+    config = models.config("wide_resnet20-pcn1")
+    plan = pcn.make_plan(model, None, config, example=example)
+    widths = plan.suggest_widths(pcn.trace(model, example))
+    assert widths["fc"] == 10
+    ratios = [width / plan.layers[name].out_features for name, width in widths.items() if name != "fc"]
+    assert all(0.45 <= ratio <= 0.55 for ratio in ratios)
+    plan.narrowed(pcn.trace(model, example), widths).reshape_(model)
+    assert count(model).trainable == pytest.approx(1_094_154, rel=0.03)
+
+
+def test_an_unknown_layer_is_named() -> None:
+    _, _, plan, graph = planned("residual", 0.4)
+    with pytest.raises(pcn.ConfigError, match=r"'stm'.*did you mean 'stem'"):
+        plan.narrowed(graph, {"stm": 3})

@@ -1,0 +1,126 @@
+"""What directions are worth: by the layer's response, by the loss, by measurement."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small import ConvNet, Mlp
+from torch import Tensor, nn
+
+import pcn
+from pcn.planner import predicted_loss, prediction_divergence
+from pcn.planner.divergence import output_distance
+
+
+def built(make: type[nn.Module], *shape: int) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return make().double().eval(), torch.randn(48, *shape, dtype=torch.double)
+
+
+def test_taylor_terms_are_those_of_every_sample_alone() -> None:
+    model, x = built(ConvNet, 3, 8, 8)
+    stats = pcn.analyze(model, [x])
+    targets = torch.randint(5, (len(x),), generator=torch.Generator().manual_seed(1))
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    parts = [(x[:16], targets[:16]), (x[16:], targets[16:])]  # batches of different sizes
+    found = pcn.Taylor(loss)(model, stats, ["conv2", "fc1"], parts)
+    expected = {"conv2": 0.0, "fc1": 0.0}
+    for sample, target in zip(x, targets, strict=True):
+        seen: dict[str, Tensor] = {}
+        handles = [
+            getattr(model, name).register_forward_pre_hook(lambda _, a, n=name, to=seen: to.__setitem__(n, a[0]))
+            for name in expected
+        ]
+        value = loss(model, (sample[None], target[None]))
+        gradients = torch.autograd.grad(value, list(seen.values()))
+        for (name, inputs), gradient in zip(seen.items(), gradients, strict=True):
+            rows, slopes = (t.flatten(2).movedim(1, -1).flatten(0, 1) if t.dim() > 2 else t for t in (inputs, gradient))
+            basis = stats.basis(name, rows.shape[1])
+            terms = (((rows - stats.mean(name)) @ basis) * (slopes @ basis)).sum(0)
+            expected[name] = expected[name] + terms.square().detach() / len(x)
+        for handle in handles:
+            handle.remove()
+    for name, each in expected.items():
+        torch.testing.assert_close(found[name].diff(), each, rtol=1e-3, atol=1e-6 * float(each.max()))
+        assert found[name][0] == 0
+
+
+def test_a_direction_that_the_loss_does_not_read_is_worth_nothing_however_much_it_varies() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 3)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(6))
+        model[1].weight[:, 0] = 0
+    x = torch.randn(200, 6, dtype=torch.double) * torch.tensor([10.0, 1, 1, 1, 1, 1])
+    stats = pcn.analyze(model, [x])
+    worth = pcn.Taylor()(model, stats, ["1"], [x])["1"]
+    assert float(worth[1]) < 1e-3 * float(worth[-1])
+    assert float(pcn.Divergence(prediction_divergence)(model, stats, ["1"], [x])["1"][1]) < 1e-3
+    assert float(pcn.Response()(model, stats, ["1"], ())["1"][1]) < 1e-3
+
+
+@pytest.mark.parametrize("compare", [output_distance, prediction_divergence])
+def test_measured_worth_is_the_distance_that_truncation_makes(compare: object) -> None:
+    model, x = built(Mlp, 12)
+    stats = pcn.analyze(model, [x])
+    worth = pcn.Divergence(compare)(model, stats, ["fc2"], [x])["fc2"]
+    before = model(x)
+
+    def distance(rank: int) -> float:
+        with torch.no_grad():
+            inputs, basis = torch.tanh(model.fc1(x)), stats.basis("fc2", 24)[:, :rank]
+            left = (inputs - stats.mean("fc2")) @ basis @ basis.T + stats.mean("fc2")
+            return float(compare(before, model.fc3(torch.tanh(model.fc2(left)))))
+
+    assert len(worth) == 25
+    for rank in (0, 1, 3, 6, 12):
+        assert float(worth[rank]) == pytest.approx(max(0.0, distance(0) - distance(rank)), abs=1e-9)
+    assert float(worth[-1]) == pytest.approx(distance(0))
+    assert bool((worth.diff() >= 0).all())
+
+
+@pytest.mark.parametrize("worth", [pcn.Response(), pcn.Taylor(), pcn.Divergence()])
+def test_measuring_leaves_no_trace(worth: pcn.planner.Worth) -> None:
+    model, x = built(ConvNet, 3, 8, 8)
+    model.train()
+    stats = pcn.analyze(model, [x])
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    worth(model, stats, list(stats.layers), [x])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_predicted_labels_are_the_same_every_time() -> None:
+    model, x = built(Mlp, 12)
+    assert torch.equal(predicted_loss(model, x), predicted_loss(model, (x, None)))
+
+
+@pytest.mark.parametrize("worth", [pcn.Taylor(), pcn.Divergence()])
+def test_batches_that_are_used_up_are_missed(worth: pcn.planner.Worth) -> None:
+    model, x = built(Mlp, 12)
+    stats = pcn.analyze(model, [x])
+    with pytest.raises(pcn.StatisticsError, match="no batch"):
+        pcn.make_plan(model, stats, pcn.Budget(0.5, step=2, worth=worth))
+
+
+@pytest.mark.parametrize("worth", [pcn.Response(), pcn.Taylor(), pcn.Divergence()])
+@pytest.mark.parametrize("through", ["compress", "switch"])
+def test_batches_that_can_be_gone_over_only_once_are_kept(worth: pcn.planner.Worth, through: str) -> None:
+    plans = []
+    for batches in (lambda x: iter([x]), lambda x: [x]):
+        model, x = built(Mlp, 12)
+        budget = pcn.Budget(0.6, step=2, worth=worth)
+        if through == "compress":
+            plans.append(pcn.compress_(model, batches(x), budget))
+        else:
+            plans.append(pcn.Switch(model, None, budget).now(batches(x)))
+    assert plans[0] == plans[1]
+    assert plans[0].transformed
