@@ -72,6 +72,30 @@ def as_budget(
     return Budget(params, flops, config=config or PCNConfig())
 
 
+def check_reachable(model: nn.Module, budget: Budget) -> None:
+    """Raise before anything was measured when every layer at its lowest rank would still train too much."""
+    model, config = unwrap(model), budget.config
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    limit = budget.limit("params", trainable)
+    if limit is None:
+        return
+    whole = make_plan(model, None, PCNConfig(rank=1.0, skip_larger=False, exclude=config.exclude))
+    least = trainable - sum(max(0, p.trainable_before - _lowest(p, budget)) for p in whole.transformed)
+    if least > limit:
+        raise ConfigError(
+            f"the budget is {limit:,} parameters, but {least:,} of the model's {trainable:,} would be left with every "
+            "layer at its lowest rank: give a larger one, or exclude fewer layers"
+        )
+
+
+def _lowest(layer: LayerPlan, budget: Budget) -> int:
+    """The fewest parameters that a layer could train."""
+    lowest = replace(layer, rank=min(budget.step, layer.in_features // layer.groups))
+    outputs = min(budget.step, layer.out_features // layer.groups)
+    both = replace(lowest, output_rank=outputs if budget.two_sided else None)
+    return min(lowest.trainable_after, both.trainable_after)
+
+
 def fit_budget(
     model: nn.Module,
     stats: Statistics,

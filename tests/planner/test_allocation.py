@@ -142,3 +142,20 @@ def test_a_budget_is_refused_where_it_says_nothing_or_too_much() -> None:
         pcn.compress_(model, [x], pcn.Budget(0.5), params=0.3)
     with pytest.raises(pcn.ConfigError, match="needs statistics"):
         pcn.make_plan(model, None, pcn.Budget(0.5))
+
+
+def test_a_budget_that_no_ranks_can_meet_is_refused_before_training() -> None:
+    model, x = network()
+    with pytest.raises(pcn.ConfigError, match="would be left with every layer at its lowest rank"):
+        pcn.Switch(model, None, pcn.Budget(50))
+    least = 0
+    for limit in range(400, 3000, 20):  # whatever passes the early check can in fact be met
+        try:
+            pcn.Switch(model, None, pcn.Budget(limit, step=2))
+        except pcn.ConfigError:
+            least = limit
+    stats = pcn.analyze(model, [x])
+    config = pcn.PCNConfig(skip_larger=False)
+    assert pcn.make_plan(model, stats, pcn.Budget(least + 20, step=2, config=config)).transformed
+    with pytest.raises(pcn.ConfigError, match="too small"):
+        pcn.make_plan(model, stats, pcn.Budget(least - 40, step=2, config=config))

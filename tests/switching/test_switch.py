@@ -113,3 +113,9 @@ def test_a_run_resumed_before_the_switch_remembers_the_accuracies() -> None:
 def test_an_accuracy_that_is_no_number_is_refused() -> None:
     with pytest.raises(pcn.ConfigError, match="finite"):
         pcn.Switch(network(), None, at=3).after_epoch(1, [], accuracy=float("nan"))
+
+
+def test_a_switch_that_changes_nothing_says_so() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    with pytest.warns(UserWarning, match=r"changes no layer: .*its input has 16 dimensions, fewer than the rank 5000"):
+        pcn.Switch(model, None, pcn.PCNConfig(rank=5000, exclude=["0"])).now([torch.randn(32, 8)])
