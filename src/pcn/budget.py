@@ -125,13 +125,8 @@ def plan_within(
     graph = graph or _traced(model, stats)
     served = _serve(model, stats, budget, batches, graph)
     plan = make_plan(model, stats, _as_config(budget, served), graph=graph, example=example)
-    noted = {
-        name: replace(layer, note="; ".join(filter(None, (layer.note, _next(served[name])))))
-        if name in served and layer.rank is not None
-        else layer
-        for name, layer in plan.layers.items()
-    }
-    return replace(plan, layers=noted)
+    explained = {name: _explained(layer, served[name]) for name, layer in plan.layers.items() if name in served}
+    return replace(plan, layers={**plan.layers, **explained})
 
 
 def _as_config(budget: Budget, served: dict[str, Served]) -> PCNConfig:
@@ -190,9 +185,15 @@ def _options(
     return list(forms(layer, worth, step, shares, only_smaller=budget.config.skip_larger))
 
 
-def _next(served: Served) -> str | None:
-    """What the next step would have bought."""
-    option, following = served.option, served.following
+def _explained(layer: LayerPlan, served: Served) -> LayerPlan:
+    """A layer's plan with what the next step would have bought, or why it stays whole."""
+    if layer.rank is None:
+        why = "the budget keeps it whole" if served.choices > 1 else "no form of it would be smaller and no slower"
+        return replace(layer, reason=why)
+    return replace(layer, note="; ".join(filter(None, (layer.note, _next(served.option, served.following)))) or None)
+
+
+def _next(option: Option, following: Option | None) -> str | None:
     if following is None:
         return None
     what = "all of it" if following.rank is None else f"rank {following.rank}"

@@ -66,10 +66,14 @@ class Engine:
         check_parameters_agree(different, own)
         return different
 
+    def agree(self, make: Callable[[], Made], example: Example | None) -> Made:
+        """Have the first rank that has a batch make the plan and its bases, for all; the very first, if none has."""
+        has_one = self.ranks.gather(example is not None)
+        return agree_on_plan(make, self.model, self.ranks, has_one.index(True) if any(has_one) else 0)
+
     def apply_(self, make: Callable[[], Made], example: Example | None, *, strict: bool) -> Plan:
-        """Have the first rank that has a batch make the plan, and all apply it."""
-        source = self.ranks.gather(example is not None).index(True)
-        plan, bases = agree_on_plan(make, self.model, self.ranks, source)
+        """Have one rank make the plan, and all apply it."""
+        plan, bases = self.agree(make, example)
         base = unwrap(self.model)
 
         def change() -> None:

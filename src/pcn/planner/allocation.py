@@ -30,10 +30,11 @@ class Room:
 
 @dataclass(frozen=True)
 class Served:
-    """What a layer got, and what it would have got next."""
+    """What a layer got out of how many choices, and what it would have got next."""
 
     option: Option
     following: Option | None
+    choices: int
 
 
 def hand_out(offers: Offers, room: Room) -> dict[str, Served]:
@@ -50,7 +51,10 @@ def hand_out(offers: Offers, room: Room) -> dict[str, Served]:
             heapq.heappush(queue, _bid(name, ladders[name], number + 1, room))
     while _take_one_more(chosen, offers):
         pass
-    return {name: Served(option, _following(option, ladders[name])) for name, option in chosen.options.items()}
+    return {
+        name: Served(option, _following(option, ladders[name]), len(offers[name]))
+        for name, option in chosen.options.items()
+    }
 
 
 class _Chosen:

@@ -1,0 +1,91 @@
+"""A soft switch: what the cut would take away fades over some steps first, so that the cut itself takes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pcn.bases import Bases, Basis
+from pcn.errors import ConfigError
+from pcn.layers import canonical_weight, unwrap
+from pcn.plan import LayerPlan, Plan
+
+
+@dataclass
+class Fading:
+    """A plan whose layers lose, step by step, the part of their weights that its bases do not hold.
+
+    The model stays as it is, and what its gradients put back fades with the rest. After the last step nothing of that
+    part is left: in train mode the plan then changes nothing.
+    """
+
+    plan: Plan
+    bases: Bases
+    steps: int
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        if self.plan.slices:
+            raise ConfigError("channels that are dropped cannot fade: switch without fade, or without keep_outputs")
+        for layer in self.plan.transformed:
+            if layer.keep_dropped:
+                raise ConfigError("keep_dropped keeps what fade takes away: choose one of them")
+            if not layer.bias and layer.norm_after is None:
+                raise ConfigError(
+                    f"{layer.name!r} cannot fade: it has no bias, and no batch norm that could do without; give it one"
+                )
+
+    @property
+    def over(self) -> bool:
+        return self.done >= self.steps
+
+    @torch.no_grad()
+    def step_(self, model: nn.Module) -> None:
+        """Take one step's share away, in place."""
+        left = self.steps - self.done
+        self.done += 1
+        base = unwrap(model)
+        for layer in self.plan.transformed:
+            _shrink_(base.get_submodule(layer.name), layer, self.bases[layer.name], 1 / left)
+
+    def state_dict(self) -> dict[str, Any]:
+        tensors = {
+            name: {each.name: getattr(basis, each.name) for each in fields(Basis)} for name, basis in self.bases.items()
+        }
+        return {"plan": self.plan.to_json(), "bases": tensors, "steps": self.steps, "done": self.done}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Fading:
+        bases = {name: Basis(**tensors) for name, tensors in state["bases"].items()}
+        return cls(Plan.from_json(state["plan"]), bases, state["steps"], state["done"])
+
+
+def _shrink_(module: nn.Module, layer: LayerPlan, basis: Basis, share: float) -> None:
+    """Take a share of what the bases do not hold off a weight; the bias makes up for its response to the mean."""
+    weight = canonical_weight(module)
+    lost = _outside(weight, layer, basis)
+    weight -= share * lost
+    if isinstance(module.bias, Tensor):
+        response = torch.einsum("gnmk,gm->gn", _grouped(lost, layer), basis.mean.to(lost).reshape(layer.groups, -1))
+        module.bias += share * response.flatten()
+
+
+def _outside(weight: Tensor, layer: LayerPlan, basis: Basis) -> Tensor:
+    """Return W - V Vᵀ W D Bᵀ, group by group."""
+    along, back = (
+        part.to(weight).reshape(layer.groups, -1, part.shape[-1])
+        for part in (basis.directions, basis.directions if basis.dual is None else basis.dual)
+    )
+    grouped = _grouped(weight, layer)
+    inside = torch.einsum("gnrk,gmr->gnmk", torch.einsum("gnmk,gmr->gnrk", grouped, back), along)
+    if basis.outputs is not None:
+        outputs = basis.outputs.to(weight).reshape(layer.groups, -1, basis.outputs.shape[-1])
+        inside = torch.einsum("gns,gsmk->gnmk", outputs, torch.einsum("gns,gnmk->gsmk", outputs, inside))
+    return (grouped - inside).reshape(weight.shape)
+
+
+def _grouped(weight: Tensor, layer: LayerPlan) -> Tensor:
+    return weight.reshape(layer.groups, -1, layer.in_features // layer.groups, layer.taps)

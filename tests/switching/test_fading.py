@@ -1,0 +1,129 @@
+"""A soft switch: weights fade into the planned subspaces, and the cut at the end changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small import Mlp
+from torch import Tensor, nn
+
+import pcn
+from pcn.nn import PCModule
+
+
+class Normed(nn.Module):
+    """Convolutions without a bias, followed by batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, groups=2, bias=False), nn.BatchNorm2d(8)
+        self.fc2 = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.bn1(self.conv1(x)))
+        return self.fc2(torch.relu(self.bn2(self.conv2(x))).mean((2, 3)))
+
+
+KINDS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {"dense": (Mlp, (12,)), "normed": (Normed, (3, 6, 6))}
+CONFIG = {"rank": 0.5, "skip_larger": False}
+
+
+def built(kind: str) -> tuple[nn.Module, Tensor, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    make, shape = KINDS[kind]
+    model, x = make().double(), torch.randn(64, *shape, dtype=torch.double) + 0.5
+    return model, x, torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
+
+
+def step(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), torch.arange(len(x)) % 5).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"basis": "response", "precondition": 0.5}, {"output_rank": 0.75}])
+def test_the_cut_at_the_end_changes_nothing(kind: str, options: dict[str, Any]) -> None:
+    model, x, optimizer = built(kind)
+    switch = pcn.Switch(model, optimizer, pcn.PCNConfig(**CONFIG, **options), at=1, fade=4)
+    step(model, x, optimizer)
+    assert switch.after_epoch(1, [x]) is None
+    for number in range(2, 5):
+        step(model, x, optimizer)
+        assert switch.after_step(number, [x]) is None
+        assert not any(isinstance(module, PCModule) for module in model.modules())
+    optimizer.zero_grad()
+    fading = switch._fading
+    assert fading is not None
+    faded = {name: p.clone() for name, p in model.named_parameters()}
+    fading.step_(model)  # the last step of fading, by hand, to see the function just before the cut
+    expected = model(x)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(faded[name])
+    fading.done -= 1
+    assert switch.after_step(5, [x]) is not None
+    torch.testing.assert_close(model(x), expected, rtol=1e-7, atol=1e-7)
+    step(model, x, optimizer)
+    assert switch.after_step(6, [x]) is None
+    assert switch.after_epoch(2, [x]) is None
+
+
+def test_each_step_takes_the_same_share_of_what_was_there() -> None:
+    model, x, _ = built("dense")
+    switch = pcn.Switch(model, None, pcn.PCNConfig(**CONFIG), at=1, fade=5)
+    switch.after_epoch(1, [x])
+    assert switch.statistics is not None
+    basis = switch.statistics.basis("fc2", 12)
+    outside = torch.eye(24, dtype=torch.double) - basis @ basis.T
+    sizes = [float((model.fc2.weight @ outside).detach().norm())]
+    for number in range(2, 6):
+        switch.after_step(number, [x])
+        sizes.append(float((model.fc2.weight @ outside).detach().norm()))
+    assert [size / sizes[0] for size in sizes] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+
+
+def test_a_run_that_is_resumed_while_it_fades_ends_like_one_that_was_not() -> None:
+    ends = []
+    for broken in (False, True):
+        model, x, optimizer = built("dense")
+        switch = pcn.Switch(model, optimizer, pcn.PCNConfig(**CONFIG), at=1, fade=4)
+        switch.after_epoch(1, [x])
+        for number in range(2, 9):
+            step(model, x, optimizer)
+            switch.after_step(number, [x])
+            if broken and number == 3:
+                states = [part.state_dict() for part in (switch, model, optimizer)]
+                model, x, optimizer = built("dense")
+                switch = pcn.Switch(model, optimizer, pcn.PCNConfig(**CONFIG), at=1, fade=4)
+                for part, state in zip((switch, model, optimizer), states, strict=True):
+                    part.load_state_dict(state)
+        assert isinstance(model.fc2, PCModule)
+        ends.append(model.state_dict())
+    for name, tensor in ends[0].items():
+        assert torch.equal(tensor, ends[1][name]), name
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "said"),
+    [
+        ({"keep_dropped": True}, {}, "keeps what fade takes away"),
+        ({"layers": {"fc1": pcn.LayerRule(rank=6, keep_outputs=12)}}, {}, "dropped cannot fade"),
+        ({}, {"recalibrate": True}, "nothing to do after fade"),
+        ({}, {"fade": -1}, "fade=-1"),
+    ],
+)
+def test_what_cannot_fade_is_refused(options: dict[str, Any], more: dict[str, Any], said: str) -> None:
+    model, x, _ = built("dense")
+    with pytest.raises(pcn.ConfigError, match=said):
+        pcn.Switch(model, None, pcn.PCNConfig(**CONFIG, **options), at=1, **{"fade": 3, **more}).after_epoch(1, [x])
+
+
+def test_a_layer_with_nothing_to_make_up_for_its_mean_is_refused() -> None:
+    model, x, _ = built("dense")
+    model.fc2 = nn.Linear(24, 24, bias=False).double()
+    with pytest.raises(pcn.ConfigError, match="'fc2' cannot fade"):
+        pcn.Switch(model, None, pcn.PCNConfig(**CONFIG), at=1, fade=3).after_epoch(1, [x])
