@@ -56,19 +56,18 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
             f"the statistics of {layer.name!r} are of {len(mean)} inputs, the layer has {layer.in_features}: "
             "apply the plan with the statistics that it was made from"
         )
-    kept = kept_inputs(plan, layer)
-    if kept is not None and layer.order == "kept_block":
-        return Basis(mean, stats.basis(layer.name, layer.rank), stats.block_basis(layer.name, kept, layer.rank))
-    if layer.basis == "pca" and not layer.precondition and layer.output_rank is None:
-        return Basis(mean, stats.basis(layer.name, layer.rank))
     found = _directions(layer, stats, model)
     outputs = None
     if layer.output_rank is not None:
         rows = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].out_dim)
         weight = _grouped_weight(layer, model, rows).to(found.along)
         outputs = directions.output_directions(weight, found, layer.output_rank).flatten(0, 1)
+    kept, block = kept_inputs(plan, layer), None
+    if kept is not None and layer.order == "kept_block":
+        block = stats.block_basis(layer.name, kept, layer.rank)
     found = directions.preconditioned(found, layer.precondition)
-    return Basis(mean, found.along.flatten(0, 1), dual=found.back.flatten(0, 1), outputs=outputs)
+    dual = None if found.back is found.along else found.back.flatten(0, 1)
+    return Basis(mean, found.along.flatten(0, 1), block, dual, outputs)
 
 
 def _directions(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Directions:

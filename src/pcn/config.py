@@ -169,9 +169,7 @@ class PCNConfig:
     exclude: tuple[str, ...] = ()
     order: Order = "truncate_first"
     output_rank: int | float | None = None  # the same from the other side: outputs that are trained and then expanded
-    basis: BasisKind = (
-        "pca"  # "response": those that matter most to the layer's output; "random": a control
-    )
+    basis: BasisKind = "pca"  # "response": those that matter most to the layer's output; "random": a control
     precondition: float = 0.0  # 0 to 1: how far the directions are brought to the same variance
     multiple_of: int = 1  # ranks are rounded up to a multiple of this, never above the width
     skip_larger: bool = True  # leave a layer alone that would not get smaller, its basis included

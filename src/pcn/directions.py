@@ -67,7 +67,9 @@ def preconditioned(found: Directions, power: float) -> Directions:
 
 
 def _way_back(covariance: Tensor, along: Tensor) -> Tensor:
-    """Return C B (Bᵀ C B)⁻¹, which recovers x from Bᵀx with the least error; at full rank it is B itself."""
+    """Return C B (Bᵀ C B)⁻¹, which recovers x from Bᵀx with the least error; at full rank that is B itself."""
+    if along.shape[-1] == along.shape[-2]:
+        return along
     seen = covariance @ along
     back: Tensor = torch.linalg.solve(along.mT @ seen, seen.mT).mT
     return back

@@ -185,11 +185,13 @@ def _with_slices(plan: Plan, slices: Slices, reasons: Mapping[str, str]) -> dict
 
 
 def _settle(layer: LayerPlan, output_reason: str | None) -> LayerPlan:
-    """Fit the rank to the inputs that are left, or say that a plain layer would be smaller."""
+    """Fit the ranks to what is left of inputs and outputs, or say that a plain layer would be smaller."""
     left = layer.kept_inputs // layer.groups
     if layer.rank is not None and layer.rank >= left != layer.in_features // layer.groups:
         if layer.order == "kept_block":
             layer = replace(layer, rank=left)
         else:
             layer = replace(layer, note=f"rank {layer.rank} for the {left} inputs kept: a plain layer would be smaller")
+    if layer.output_rank is not None and layer.output_rank >= layer.kept_outputs // layer.groups:
+        layer = replace(layer, output_rank=None)
     return replace(layer, output_reason=output_reason)

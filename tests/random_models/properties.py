@@ -202,10 +202,11 @@ def check_counts(plan: Plan, model: nn.Module) -> None:
         assert sum(p.numel() for p in module.parameters() if p.requires_grad) == layer.trainable_after
         if layer.rank is not None:
             assert isinstance(module, PCModule)
-            assert module.rank == layer.rank
-            assert module.basis.numel() + module.mean.numel() == layer.basis_size
-        weight = module.weight
-        assert weight.shape[LAYER_TYPES[layer.kind].out_dim] == layer.kept_outputs
+            assert (module.rank, module.output_rank) == (layer.rank, layer.output_rank)
+            bases = [tensor for tensor in (module.basis, module.mean, module.output_basis) if tensor is not None]
+            assert sum(tensor.numel() for tensor in bases) == layer.basis_size
+        outputs = module.weight.shape[LAYER_TYPES[layer.kind].out_dim]
+        assert outputs == (layer.kept_outputs if layer.rank is None else layer.trained_outputs)
     for name, dims in plan.slices.items():
         if name.rpartition(".")[0] not in {layer.name for layer in plan.transformed}:
             tensor = {**dict(model.named_parameters()), **dict(model.named_buffers())}[name]

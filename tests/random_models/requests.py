@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from pcn import ExplainedVariance, Fraction, L1Threshold, LayerRule, PCNConfig, Threshold
-from pcn.config import ORDERS, KeepOutputs, Order, Rank
+from pcn.config import BASES, ORDERS, KeepOutputs, Order, Rank
 from pcn.layers import transformable_layers
 from random_models.choices import Choices
 
@@ -20,12 +20,12 @@ def layer_names(model: nn.Module) -> list[str]:
 
 def full_basis(c: Choices, model: nn.Module) -> PCNConfig:
     """Every layer in all directions of its input; some outputs dropped."""
-    return _config(c, model, [1.0], _keep(c))
+    return _other_bases(c, _config(c, model, [1.0], _keep(c)))
 
 
 def full_rank(c: Choices, model: nn.Module) -> PCNConfig:
     """Every layer in all directions of its input; nothing dropped."""
-    return PCNConfig(rank=1.0, order=c.pick(ORDERS), skip_larger=False)
+    return _other_bases(c, PCNConfig(rank=1.0, order=c.pick(ORDERS), skip_larger=False))
 
 
 def low_rank(c: Choices, model: nn.Module) -> PCNConfig:
@@ -33,7 +33,8 @@ def low_rank(c: Choices, model: nn.Module) -> PCNConfig:
     ranks: list[Rank] = [0.5, 1, Fraction(0.25), ExplainedVariance(0.9), Threshold(0.05)]
     config = _config(c, model, ranks, _keep(c) if c.chance(80) else None)
     skips, trains, keeps = c.chance(50), c.chance(20), c.chance(15)
-    return replace(config, skip_larger=skips, train_basis=trains, keep_dropped=keeps, multiple_of=c.pick([1, 1, 2]))
+    config = replace(config, skip_larger=skips, train_basis=trains, keep_dropped=keeps, multiple_of=c.pick([1, 1, 2]))
+    return _other_bases(c, replace(config, output_rank=c.pick([None, None, 2, 0.5])))
 
 
 def named(c: Choices, model: nn.Module) -> PCNConfig:
@@ -56,6 +57,14 @@ def _config(c: Choices, model: nn.Module, ranks: Sequence[Rank], keep: KeepOutpu
         if c.chance(30):
             exclude.append(c.pick(patterns))
     return PCNConfig(c.pick(ranks), keep, layers, tuple(exclude), c.pick(ORDERS), skip_larger=False)
+
+
+def _other_bases(c: Choices, config: PCNConfig) -> PCNConfig:
+    """Now and then other directions than PCA's, which the order of blocks has no choice about."""
+    orders = {config.order, *(rule.order for rule in config.layers.values())}
+    if c.chance(60) or "kept_block" in orders:
+        return config
+    return replace(config, basis=c.pick(BASES), precondition=c.pick([0.0, 0.5, 1.0]))
 
 
 def _keep(c: Choices) -> KeepOutputs | None:
