@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import platform
 import shutil
-import signal
 import tempfile
 import threading
 import time
@@ -34,6 +32,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from watched import watched
 
 import pcn
 from pcn import models, surgery
@@ -219,23 +218,7 @@ def save(path: Path, network: str, device: str, report: Result) -> None:
 
 def reports(limit_s: float, task: Callable[..., Iterator[Result]], *arguments: Any) -> Iterator[Result]:
     """Yield what a function yields in a process of its own, which ends with the time limit."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "pcn"])  # imported once for all of them; CUDA is not touched by that
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=work, args=(sender, task, *arguments))
-    process.start()
-    sender.close()
-    deadline = time.monotonic() + limit_s
-    try:
-        while receiver.poll(max(0.0, deadline - time.monotonic())):
-            yield receiver.recv()
-        yield {"failed": f"{arguments[2].label}: stopped after {limit_s:.0f} s"}
-    except EOFError:
-        process.join(10)
-        if process.exitcode:
-            yield {"failed": f"{arguments[2].label}: ended with {process.exitcode}"}
-    finally:
-        end(process)
+    return watched(arguments[2].label, limit_s, work, task, *arguments)
 
 
 def cache_folder(setting: Setting, network: Network, how: How) -> Path:
@@ -254,16 +237,6 @@ def work(
     torch._inductor.config.compile_threads = how.processes  # should something have been imported already
     for report in task(setting, network, how, *more):
         sender.send(report)
-
-
-def end(process: Any) -> None:
-    """Stop a process and those that it has started."""
-    if process.is_alive():
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:  # it has not got as far as being a group of its own
-            process.kill()
-    process.join()
 
 
 def train_and_switch(setting: Setting, network: Network, how: How) -> Iterator[Result]:
@@ -309,7 +282,7 @@ def switch_(
     with ExitStack() as clocks:
         for name, part in {"follow_": "optimizer_s", "_check_runs": "check_s"}.items():
             clocks.enter_context(under_clock(setting, surgery, name, times, part))
-        bases = find_bases(plan, stats)
+        bases = find_bases(plan, stats, model)
         surgery.apply_plan_(plan, model, bases, example=stats.example, optimizer=optimizer)
     times["surgery_s"] = clock.lap() - times["optimizer_s"] - times["check_s"]
     return plan, times

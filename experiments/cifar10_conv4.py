@@ -10,7 +10,6 @@ experiments/results/cifar10_conv4.json as they finish and are skipped when they 
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 
 from records import RESULTS, Records
@@ -40,20 +39,15 @@ def settings(network: str, seed: int, epochs: int, data: Path, *, carry_state: b
         switch_at=str(SWITCH) if is_pcn else "never",
         carry_state=carry_state,
         keep_best=True,
+        measure_every=0,
     )
 
 
 def main() -> None:
     options = arguments().parse_args()
     records = Records(options.results or RESULTS / f"cifar10_conv4{'-carried' if options.carry_state else ''}.json")
-    deadline = time.time() + options.time_limit
     jobs = [
-        Job(
-            network,
-            settings(network, seed, options.epochs, options.data, carry_state=options.carry_state),
-            shared=options.together > 1,
-            deadline=deadline,
-        )
+        Job(network, settings(network, seed, options.epochs, options.data, carry_state=options.carry_state))
         for seed in options.seeds
         for network in options.networks
         if not records.has(network=network, seed=seed, epochs=options.epochs)

@@ -13,8 +13,6 @@ NVIDIA's MPS (nvidia-cuda-mps-control -d); their seconds and joules are recorded
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +55,12 @@ def settings(network: str, seed: int, epochs: int, data: Path, **more: Any) -> S
         **({"warmup_epochs": 1.0, "warmup_factor": 0.1} if network == "resnet110" else {}),
         pcn=network if is_pcn else None,
         switch_at=str(scaled(SWITCH)) if is_pcn else "never",
+        measure_every=0,
         **more,
     )
 
 
-def make_job(network: str, seed: int, options: argparse.Namespace, deadline: float) -> Job:
+def make_job(network: str, seed: int, options: argparse.Namespace) -> Job:
     asked = {name: getattr(options, name) for name in ("carry_state", "recalibrate", "checkpoint_every")}
     own = settings(network, seed, options.epochs, options.data, **asked)
     branches = network == PARENT or own.pcn is not None
@@ -71,9 +70,7 @@ def make_job(network: str, seed: int, options: argparse.Namespace, deadline: flo
         options.work / f"{network}-seed{seed}-epochs{options.epochs}{variant(options)}",
         trunk=options.work / f"{PARENT}-seed{seed}-epochs{options.epochs}-trunk.pt" if branches else None,
         trunk_epoch=max(1, round(SWITCH * options.epochs / EPOCHS)),
-        shared=options.together > 1,
         compiled=torch.cuda.is_available() and not options.eager,
-        deadline=deadline,
     )
 
 
@@ -82,25 +79,16 @@ def variant(options: argparse.Namespace) -> str:
     return ("-carried" if options.carry_state else "") + ("-recalibrated" if options.recalibrate else "")
 
 
-def ready(job: Job, unfinished: Sequence[Job]) -> bool:
-    """Let a principal component network wait for its parent's first epochs when the parent is being trained."""
-    coming = any(other.network == PARENT and other.settings.seed == job.settings.seed for other in unfinished)
-    assert job.folder is not None
-    is_pcn = job.settings.pcn is not None and job.trunk is not None
-    return not is_pcn or job.trunk.exists() or (job.folder / "checkpoints").exists() or not coming
-
-
 def main() -> None:
     options = arguments().parse_args()
     records = Records(options.results or RESULTS / f"cifar10_resnets{variant(options)}.json")
-    deadline = time.time() + options.time_limit
     jobs = [
-        make_job(network, seed, options, deadline)
+        make_job(network, seed, options)
         for seed in options.seeds
         for network in options.networks
         if not records.has(network=network, seed=seed, epochs=options.epochs)
     ]
-    run_jobs(jobs, records, options, ready=ready)
+    run_jobs(jobs, records, options)
 
 
 def arguments() -> argparse.ArgumentParser:

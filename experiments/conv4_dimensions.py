@@ -9,7 +9,6 @@ test accuracy is part of the figure; nothing is chosen by it.) Results: experime
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 
 from cifar10_conv4 import settings
@@ -37,13 +36,7 @@ def main() -> None:
     options = arguments().parse_args()
     records = Records(options.results or RESULTS / "conv4_dimensions.json")
     jobs = [
-        Job(
-            "conv4",
-            settings("conv4", seed, EPOCHS, options.data, carry_state=False),
-            shared=options.together > 1,
-            deadline=time.time() + options.time_limit,
-            each_epoch=look,
-        )
+        Job("conv4", settings("conv4", seed, EPOCHS, options.data, carry_state=False), each_epoch=look)
         for seed in options.seeds
         if not records.has(network="conv4", seed=seed)
     ]

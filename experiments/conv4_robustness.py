@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,13 +54,7 @@ def jobs(options: argparse.Namespace, records: Records) -> Iterator[Job]:
         for part in options.only:
             for point in PARTS[part]:
                 if not records.has(network=name(point), seed=seed):
-                    yield Job(
-                        name(point),
-                        settings(point, seed, options.data),
-                        shared=options.together > 1,
-                        deadline=time.time() + options.time_limit,
-                        at_the_end=ranks,
-                    )
+                    yield Job(name(point), settings(point, seed, options.data), at_the_end=ranks)
 
 
 def name(point: Point) -> str:

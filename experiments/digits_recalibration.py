@@ -51,6 +51,7 @@ def settings(seed: int, recalibrate: bool) -> Settings:
         exclude=("0",),
         switch_at=str(SWITCH),
         recalibrate=recalibrate,
+        measure_every=0,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -18,22 +20,24 @@ def run_all(
     done: Callable[[Result], None],
     *,
     together: int = 1,
+    until: float = math.inf,
     reuse: bool = False,
     ready: Callable[[Job, Sequence[Job]], bool] = lambda job, unfinished: True,
 ) -> int:
     """Run every job and hand each result to ``done``; return how many failed.
 
     With ``reuse`` a process does several jobs, which suits short ones. A job starts once it is ``ready``, which is
-    asked with the jobs that are not finished yet.
+    asked with the jobs that are not finished yet, and not after ``until`` (as of time.time()).
     """
     if together == 1:
-        return sum(_finish(lambda job=job: run(job), done) for job in jobs)
+        return sum(_finish(lambda job=job: run(job), done) for job in jobs if time.time() < until)
     context = multiprocessing.get_context("spawn")
     waiting, running, failed = list(jobs), dict[Future[Result], Job](), 0
     with ProcessPoolExecutor(together, mp_context=context, max_tasks_per_child=None if reuse else 1) as pool:
-        while waiting or running:
+        while running or (waiting and time.time() < until):
             unfinished = [*waiting, *running.values()]
-            for job in [job for job in waiting if ready(job, unfinished)][: together - len(running)]:
+            startable = [job for job in waiting if ready(job, unfinished)] if time.time() < until else []
+            for job in startable[: together - len(running)]:
                 waiting.remove(job)
                 running[pool.submit(run, job)] = job
             for future in wait(running, timeout=1, return_when=FIRST_COMPLETED).done:

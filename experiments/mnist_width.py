@@ -11,7 +11,6 @@ added to experiments/results/mnist_width.json as they finish and are skipped whe
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 
 from records import RESULTS, Record, Records
@@ -40,6 +39,7 @@ def settings(width: int, seed: int, data: Path) -> Settings:
         epsilon=1e-7,  # TensorFlow's default
         patience=2,
         min_delta=0.05,
+        measure_every=0,
     )
 
 
@@ -57,13 +57,7 @@ def main() -> None:
     options = arguments().parse_args()
     records = Records(options.results or RESULTS / "mnist_width.json")
     jobs = [
-        Job(
-            f"width {width}",
-            settings(width, seed, options.data),
-            shared=options.together > 1,
-            deadline=time.time() + options.time_limit,
-            at_the_end=dimensions,
-        )
+        Job(f"width {width}", settings(width, seed, options.data), at_the_end=dimensions)
         for seed in options.seeds
         for width in options.widths
         if not records.has(width=width, seed=seed)

@@ -17,7 +17,9 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
+from plot_questions import is_compared, open_questions
 from records import RESULTS
+from table_conv4 import left_out, pairs, thresholds
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 INK, COLOURS = "#333333", ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart by everyone
@@ -72,14 +74,13 @@ def conv4_dimensions(records: list[Record], axes: Axes) -> None:
 
 def conv4_robustness(records: list[Record], axes: Axes) -> None:
     """Test accuracy of Conv4's PCN against the epoch of the switch, for four pairs of thresholds."""
-    whole = [record for record in records if "without" not in record["network"]]
-    for colour, pair in enumerate(sorted({_thresholds(record) for record in whole})):
-        runs = [record for record in whole if _thresholds(record) == pair]
+    for colour, pair in enumerate(pairs(records)):
+        runs = [record for record in records if thresholds(record) == pair]
         epochs = sorted({record["switch_epoch"] for record in runs})
         by_epoch = [[r["test_accuracy"] for r in runs if r["switch_epoch"] == epoch] for epoch in epochs]
-        means, spread = [statistics.fmean(v) for v in by_epoch], [_deviation(v) for v in by_epoch]
+        means, reach = [statistics.fmean(v) for v in by_epoch], _reach(by_epoch)
         places = [epoch + (colour - 1.5) * 0.06 for epoch in epochs]  # side by side, so that error bars can be read
-        axes.errorbar(places, means, spread, fmt="o-", ms=3, lw=1, capsize=2, color=COLOURS[colour], label=f"({pair})")
+        axes.errorbar(places, means, reach, fmt="o-", ms=3, lw=1, capsize=2, color=COLOURS[colour], label=f"({pair})")
     baseline = RESULTS / "cifar10_conv4.json"
     parents = [r["test_accuracy"] for r in json.loads(baseline.read_text())["records"] if r["network"] == "conv4"]
     axes.axhline(statistics.fmean(parents), color=INK, ls="--", lw=1, label="Conv4 itself")
@@ -91,19 +92,18 @@ def conv4_robustness(records: list[Record], axes: Axes) -> None:
 
 def conv4_ablation(records: list[Record], axes: Axes) -> None:
     """Test accuracy when all layers but one are transformed."""
-    partial = [record for record in records if "without" in record["network"]]
-    layers = ["conv2", "conv3", "conv4", "fc1", "fc2", "output"]
-    pairs = sorted({_thresholds(record) for record in partial})
-    for index, pair in enumerate(pairs):
-        found = {
-            layer: [r["test_accuracy"] for r in partial if _thresholds(r) == pair and r["network"].endswith(layer)]
-            for layer in layers
-        }
-        there = [position for position, layer in enumerate(layers) if found[layer]]
-        means = [statistics.fmean(found[layers[position]]) for position in there]
-        errors = [_deviation(found[layers[position]]) for position in there]
+    layers = sorted({left_out(record) or "" for record in records})
+    for index, pair in enumerate(pairs(records)):
+        found = [
+            [r["test_accuracy"] for r in records if thresholds(r) == pair and left_out(r) == layer] for layer in layers
+        ]
+        there = [position for position, values in enumerate(found) if values]
+        values = [found[position] for position in there]
+        means = [statistics.fmean(each) for each in values]
         places = [position + (index - 1.5) * 0.2 for position in there]
-        axes.bar(places, means, 0.18, yerr=errors, label=f"({pair})", color=COLOURS[index % 4], error_kw={"lw": 0.8})
+        axes.bar(
+            places, means, 0.18, yerr=_reach(values), label=f"({pair})", color=COLOURS[index % 4], error_kw={"lw": 0.8}
+        )
     axes.set_xticks(range(len(layers)), layers)
     axes.set_xlabel("the layer that is not transformed")
     axes.set_ylabel("test accuracy (%)")
@@ -112,17 +112,21 @@ def conv4_ablation(records: list[Record], axes: Axes) -> None:
     axes.figure.legend(title="variance above (conv, dense)", loc="outside upper center", ncols=2)
 
 
-def _thresholds(record: Record) -> str:
-    words = record["network"].replace(",", "").split()
-    return f"{words[3]}, {words[5]}"
-
-
 def _line(axes: Axes, places: list[float], values: list[list[float]], label: str, colour: int) -> None:
     """Draw the mean over the runs, with a band of one standard deviation."""
     means, spread = [statistics.fmean(v) for v in values], [_deviation(v) for v in values]
     axes.plot(places, means, "o-", ms=3, color=COLOURS[colour], label=label)
     low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
     axes.fill_between(places, low, high, color=COLOURS[colour], alpha=0.15, lw=0)
+
+
+def _reach(values: list[list[float]]) -> list[list[float]]:
+    """How far the lowest and the highest run lie from the mean: the paper's error bars."""
+    means = [statistics.fmean(each) for each in values]
+    return [
+        [mean - min(each) for mean, each in zip(means, values, strict=True)],
+        [max(each) - mean for mean, each in zip(means, values, strict=True)],
+    ]
 
 
 def _deviation(values: list[float]) -> float:
@@ -136,26 +140,28 @@ def _one_legend(*axes: Axes) -> None:
     )
 
 
-DRAWINGS: dict[str, tuple[str, Callable[[list[Record], Axes], None]]] = {
-    "mnist_width": ("mnist_width", mnist_width),
-    "conv4_dimensions": ("conv4_dimensions", conv4_dimensions),
-    "conv4_robustness": ("conv4_robustness", conv4_robustness),
-    "conv4_ablation": ("conv4_robustness", conv4_ablation),
-}
+DRAWINGS: dict[str, tuple[str, Callable[[Record], bool], Callable[[list[Record], Axes], None]]] = {
+    "mnist_width": ("mnist_width", bool, mnist_width),
+    "conv4_dimensions": ("conv4_dimensions", bool, conv4_dimensions),
+    "conv4_robustness": ("conv4_robustness", lambda record: left_out(record) is None, conv4_robustness),
+    "conv4_ablation": ("conv4_robustness", lambda record: left_out(record) is not None, conv4_ablation),
+    "open_questions": ("open_questions", is_compared, open_questions),
+}  # the results file, which of its records count, what draws them
 
 
 def draw(results: Path, out: Path) -> Iterable[str]:
     """Draw every figure whose results are there; yield the names of those."""
     mpl.use("Agg")
     out.mkdir(parents=True, exist_ok=True)
-    for name, (source, drawing) in DRAWINGS.items():
+    for name, (source, counts, drawing) in DRAWINGS.items():
         file = results / f"{source}.json"
-        if not file.exists():
-            print(f"{name}: no {file.name} yet")
+        records = list(filter(counts, json.loads(file.read_text())["records"])) if file.exists() else []
+        if not records:
+            print(f"{name}: nothing in {file.name} yet")
             continue
         with mpl.rc_context(STYLE):
             figure, axes = plt.subplots(layout="constrained")
-            drawing(json.loads(file.read_text())["records"], axes)
+            drawing(records, axes)
             figure.savefig(out / f"{name}.png", metadata={"Software": None})
             figure.savefig(out / f"{name}.svg", metadata={"Date": None})
             plt.close(figure)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +34,23 @@ class Records:
         return any(all(record.get(key) == value for key, value in wanted.items()) for record in self.records)
 
     def add(self, record: Record) -> None:
-        """Add a record and write the file, whole or not at all."""
-        self.records.append(record)
+        """Add a record to those that are in the file by now, and write it, whole or not at all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**provenance(), "records": self.records}, indent=1) + "\n"
-        write_whole(self.path, text.encode())
+        with alone_in(self.path.parent):
+            self.records = [*Records(self.path).records, record]
+            text = json.dumps({**provenance(), "records": self.records}, indent=1) + "\n"
+            write_whole(self.path, text.encode())
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing results at the same time."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def provenance() -> Record:

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Job:
     deadline: float = math.inf
     each_epoch: Callable[[Trainer], Record] | None = None  # measured after every epoch, a list in the record
     at_the_end: Callable[[Trainer], Record] | None = None  # measured once, added to the record
+    summary: Callable[[Record], Record] | None = None  # what of all that is kept
 
     def say(self, text: str) -> None:
         print(f"{self.network} seed {self.settings.seed} {text}", flush=True)
@@ -57,7 +58,8 @@ def run(job: Job) -> Record | None:
 
         def tell(record: Record) -> None:
             seen.append(record)
-            job.say(describe(record))
+            if record["event"] != "dimensions":
+                job.say(describe(record))
             if record["event"] == "epoch":
                 if record["epoch"] == job.trunk_epoch:
                     write_trunk(job.trunk, trainer)
@@ -75,7 +77,9 @@ def run(job: Job) -> Record | None:
     record = make_record(job, trainer, result, seen)
     if job.each_epoch is not None:
         record["curve"] = curve
-    return record if job.at_the_end is None else {**record, **job.at_the_end(trainer)}
+    if job.at_the_end is not None:
+        record |= job.at_the_end(trainer)
+    return record if job.summary is None else job.summary(record)
 
 
 def write_trunk(path: Path | None, trainer: Trainer) -> None:
@@ -121,14 +125,34 @@ def describe(record: Record) -> str:
 
 def run_jobs(jobs: Sequence[Job], records: Records, options: argparse.Namespace, **more: Any) -> None:
     """Do the runs that are not in the results yet, and add each when it is done."""
+    deadline = time.time() + options.time_limit
+    shared = options.together > 1 or options.shared
+    jobs = [replace(job, shared=shared, deadline=deadline) for job in jobs]
 
     def done(record: Record | None) -> None:
         if record is not None:
             records.add(record)
-            print(f"{record['network']} seed {record['seed']}: test {record['test_accuracy']:.2f}%", flush=True)
+            accuracy = f": test {record['test_accuracy']:.2f}%" if "test_accuracy" in record else " is done"
+            print(f"{record['network']} seed {record['seed']}{accuracy}", flush=True)
 
-    if failed := run_all(jobs, run, done, together=options.together, **more):
+    if failed := run_all(jobs, run, done, together=options.together, until=deadline, ready=trunk_ready(jobs), **more):
         raise SystemExit(f"{failed} of {len(jobs)} runs failed")
+
+
+def trunk_ready(jobs: Sequence[Job]) -> Callable[[Job, Sequence[Job]], bool]:
+    """Have jobs that branch off the same first epochs wait for the first of them to have done those."""
+    first: dict[Path | None, Job] = {}
+    for job in jobs:
+        first.setdefault(job.trunk, job)
+
+    def ready(job: Job, unfinished: Sequence[Job]) -> bool:
+        maker = first[job.trunk]
+        begun = job.folder is not None and (job.folder / "checkpoints").exists()
+        if job.trunk is None or job.settings.switch_at == "never" or maker is job or begun or job.trunk.exists():
+            return True
+        return all(maker is not other for other in unfinished)
+
+    return ready
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, networks: Sequence[str], seeds: Sequence[int]) -> None:
@@ -141,5 +165,6 @@ def add_common_arguments(parser: argparse.ArgumentParser, networks: Sequence[str
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--together", type=int, default=1, metavar="N", help="runs at once, whose times are not kept")
+    parser.add_argument("--shared", action="store_true", help="others use the GPU too, so times are not kept")
     parser.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS")
     parser.add_argument("--results", type=Path, help="results file, if not the one in experiments/results")

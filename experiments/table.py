@@ -1,19 +1,24 @@
 """Print the results in ``experiments/results`` as Markdown tables, with the paper's number beside ours.
 
-python experiments/table.py          all tables, as they stand in docs/reproduction.md
+    python experiments/table.py          all tables, as they stand in docs/reproduction.md
+
+``python experiments/document.py`` puts them there.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grouping import Record, Table, grouped, mean
+from table_conv4 import ablation, dimensions, robustness
+from table_costs import costs, ratios
+from table_questions import open_questions
+
 RESULTS = Path(__file__).parent / "results"
-Record = dict[str, Any]
-Table = tuple[list[str], Iterable[list[str]]]  # the head, and the rows
 
 PAPER = {  # test accuracy in percent
     "conv4": 75.16,
@@ -27,20 +32,25 @@ PAPER = {  # test accuracy in percent
 }
 
 
-def table(name: str) -> str:
-    """Return one results file as a table."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    head, rows = TABLES[name](found["records"])
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+def table(name: str, results: Path = RESULTS) -> str:
+    """Return the tables of one results file."""
+    found: dict[str, Any] = json.loads((results / f"{name}.json").read_text())
     gpu, torch = found["hardware"]["gpu"] or "CPU", found["versions"]["torch"]
-    body = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"`experiments/{name}.py`, {gpu}, torch {torch}:\n\n{body}"
+    made = [make(found["records"]) for make in TABLES[name]]
+    bodies = [as_markdown(head, rows) for head, rows in made if rows]
+    return "\n\n".join([f"`experiments/{name}.py`, {gpu}, torch {torch}:", *bodies])
+
+
+def as_markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def networks(records: list[Record]) -> Table:
     """A row for each network, from the largest down."""
     runs = sorted(grouped(records, "network").values(), key=lambda runs: -runs[0]["trainable_params"])
-    return ["network", "trainable", "total", "runs", "test accuracy (%)", "lowest to highest", "paper"], map(row, runs)
+    head = ["network", "trainable", "total", "runs", "test accuracy (%)", "lowest to highest", "paper"]
+    return head, [row(each) for each in runs]
 
 
 def row(records: list[Record]) -> list[str]:
@@ -78,22 +88,15 @@ def recalibration(records: list[Record]) -> Table:
     return ["running statistics", "runs", "validation before", "right after (%)", "test at the end (%)"], rows
 
 
-def grouped(records: list[Record], key: str) -> dict[Any, list[Record]]:
-    found: dict[Any, list[Record]] = {}
-    for record in records:
-        found.setdefault(record[key], []).append(record)
-    return found
-
-
-def mean(records: list[Record], key: str) -> float:
-    return statistics.fmean(record[key] for record in records)
-
-
-TABLES: dict[str, Callable[[list[Record]], Table]] = {
-    "cifar10_conv4": networks,
-    "cifar10_resnets": networks,
-    "mnist_width": widths,
-    "digits_recalibration": recalibration,
+TABLES: dict[str, tuple[Callable[[list[Record]], Table], ...]] = {
+    "cifar10_conv4": (networks,),
+    "cifar10_resnets": (networks,),
+    "time_and_energy": (costs, ratios),
+    "mnist_width": (widths,),
+    "conv4_dimensions": (dimensions,),
+    "conv4_robustness": (robustness, ablation),
+    "open_questions": (open_questions,),
+    "digits_recalibration": (recalibration,),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import time
 from pathlib import Path
 
@@ -18,23 +17,6 @@ from pcn.training.optimizers import learning_rate
 from pcn.training.requests import build_model
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-
-
-@pytest.fixture(autouse=True)
-def _scripts_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """CIFAR-10 in its binary form, of four random images a file: 18 to train on, 2 to validate on, 4 to test on."""
-    target = tmp_path / "data" / "cifar-10-batches-bin"
-    target.mkdir(parents=True)
-    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
-        labels = torch.randint(10, (4, 1), dtype=torch.uint8)
-        pixels = torch.randint(256, (4, 3072), dtype=torch.uint8)
-        (target / f"{name}.bin").write_bytes(bytes(torch.cat([labels, pixels], 1).flatten().tolist()))
-    return target.parent
 
 
 def resnet_job(folder: Path, work: str, network: str = "resnet20", epochs: int = 3, **changes: object) -> object:
@@ -50,7 +32,7 @@ def resnet_job(folder: Path, work: str, network: str = "resnet20", epochs: int =
         together=1,
         eager=True,
     )
-    job = cifar10_resnets.make_job(network, 0, options, math.inf)
+    job = cifar10_resnets.make_job(network, 0, options)
     return dataclasses.replace(job, settings=dataclasses.replace(job.settings, batch=4), **changes)
 
 
@@ -88,14 +70,13 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(folder: Path) -> None
 
 @pytest.mark.parametrize("carry_state", [False, True])
 def test_a_pcn_branches_off_its_parents_first_epochs(folder: Path, carry_state: bool) -> None:
-    import cifar10_resnets
-    from runs import run
+    from runs import run, trunk_ready
 
     parent = resnet_job(folder, "work", "wide_resnet20", epochs=2)
     assert run(parent)["switch_epoch"] is None
     job = resnet_job(folder, "work", "wide_resnet20-pcn2", epochs=2, carry_state=carry_state)
     assert job.trunk.exists()
-    assert cifar10_resnets.ready(job, [parent, job])
+    assert trunk_ready([parent, job])(job, [parent, job])
     record = run(job)
     assert record["first_epochs_from_parent"]
     assert (record["total_params"], record["trainable_params"]) == (541_834, 473_802)
@@ -109,6 +90,7 @@ def test_a_pcn_branches_off_its_parents_first_epochs(folder: Path, carry_state: 
 @pytest.mark.parametrize("carry_state", [False, True])
 def test_conv4_becomes_a_pcn(folder: Path, carry_state: bool) -> None:
     import cifar10_conv4
+
     from runs import Job, run
 
     settings = cifar10_conv4.settings("conv4-pcn", 0, 3, folder, carry_state=carry_state)
@@ -121,6 +103,7 @@ def test_conv4_becomes_a_pcn(folder: Path, carry_state: bool) -> None:
 def test_the_dimensions_of_conv4_are_followed_over_the_epochs(folder: Path) -> None:
     import conv4_dimensions
     from cifar10_conv4 import settings
+
     from runs import Job, run
 
     short = dataclasses.replace(settings("conv4", 0, 2, folder, carry_state=False), batch=6)
@@ -130,6 +113,7 @@ def test_the_dimensions_of_conv4_are_followed_over_the_epochs(folder: Path) -> N
 
 def test_robustness_transforms_all_layers_but_the_first_and_the_one_left_out(folder: Path) -> None:
     import conv4_robustness as robustness
+
     from runs import Job, run
 
     assert len(robustness.ROBUSTNESS) == 20
@@ -144,6 +128,7 @@ def test_robustness_transforms_all_layers_but_the_first_and_the_one_left_out(fol
 
 def test_the_hidden_dimensions_of_the_mnist_network_are_counted(tmp_path: Path) -> None:
     import mnist_width
+
     from runs import Job, run
 
     torch.manual_seed(0)
@@ -169,9 +154,10 @@ def test_records_are_kept_and_skipped(tmp_path: Path) -> None:
     assert again.has(network="conv4", seed=0)
     assert not again.has(network="conv4", seed=1)
     again.add({"network": "conv4", "seed": 1})
+    records.add({"network": "conv4", "seed": 2})  # what another process has added meanwhile stays
     stored = json.loads(path.read_text())
     assert set(stored) == {"command", "commit", "hardware", "versions", "records"}
-    assert [record["seed"] for record in stored["records"]] == [0, 1]
+    assert [record["seed"] for record in stored["records"]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("together", [1, 2])
@@ -183,6 +169,8 @@ def test_a_failing_run_does_not_stop_the_others(together: int, capsys: pytest.Ca
     assert failed == 1
     assert sorted(results) == [1, 2]
     assert "ValueError" in capsys.readouterr().err
+    assert run_all(["3"], int, results.append, together=together, until=time.time()) == 0
+    assert sorted(results) == [1, 2]
 
 
 def test_the_tables_in_the_documentation_are_those_of_the_results() -> None:
@@ -192,7 +180,7 @@ def test_the_tables_in_the_documentation_are_those_of_the_results() -> None:
     there = [name for name in table.TABLES if (table.RESULTS / f"{name}.json").exists()]
     assert len(there) >= 3
     for name in there:
-        assert table.table(name) in shown
+        assert f"<!-- table {name} -->\n\n{table.table(name)}\n" in shown
 
 
 def test_figures_are_drawn_from_the_results_alone_and_the_same_every_time(tmp_path: Path) -> None:

@@ -13,14 +13,16 @@ VGG19_BLOCKS = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # (width, conv
 
 
 class VGG(nn.Module):
-    """Convolutions named ``features.conv<block>_<number>``, then fc1, fc2 and output; 224x224 images."""
+    """Convolutions named ``features.conv<block>_<number>``, then fc1, fc2 and output; ``size`` x ``size`` images."""
 
-    def __init__(self, blocks: tuple[tuple[int, int], ...], classes: int = 1000) -> None:
+    def __init__(
+        self, blocks: tuple[tuple[int, int], ...], classes: int = 1000, dense: int = 4096, size: int = 224
+    ) -> None:
         super().__init__()
         self.features = _features(blocks)
-        self.fc1 = nn.Linear(blocks[-1][0] * 7 * 7, 4096)
-        self.fc2 = nn.Linear(4096, 4096)
-        self.output = nn.Linear(4096, classes)
+        self.fc1 = nn.Linear(blocks[-1][0] * (size >> len(blocks)) ** 2, dense)
+        self.fc2 = nn.Linear(dense, dense)
+        self.output = nn.Linear(dense, classes)
         self.dropout = nn.Dropout(0.5)
         glorot_uniform_(self)
 
@@ -43,6 +45,7 @@ def _features(blocks: tuple[tuple[int, int], ...]) -> nn.Sequential:
     return nn.Sequential(layers)
 
 
-def vgg19(classes: int = 1000) -> VGG:
-    """Build VGG-19: 144 million parameters, nine in ten of them in the dense layers."""
-    return VGG(VGG19_BLOCKS, classes)
+def vgg19(width: int = 64, classes: int = 1000, dense: int = 4096, size: int = 224) -> VGG:
+    """Build VGG-19: 144 million parameters, nine in ten of them in the dense layers; ``width`` is the first block's."""
+    blocks = tuple((outputs * width // 64, convolutions) for outputs, convolutions in VGG19_BLOCKS)
+    return VGG(blocks, classes, dense, size)

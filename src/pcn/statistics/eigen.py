@@ -21,7 +21,7 @@ def full(covariance: Tensor) -> tuple[Tensor, Tensor]:
     """All eigenvalues (g, w) and eigenvectors (g, w, w) of covariances (g, w, w)."""
     try:
         values, vectors = torch.linalg.eigh(covariance)
-    except torch.linalg.LinAlgError:  # rare: the divide-and-conquer solver did not converge
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # rare: the solver did not converge
         vectors, values, _ = torch.linalg.svd(covariance)  # of a positive semi-definite matrix, the same
         return values, with_fixed_signs(vectors)
     return values.flip(-1).clamp_min(0), with_fixed_signs(vectors.flip(-1))

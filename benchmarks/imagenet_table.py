@@ -1,0 +1,45 @@
+"""Print benchmarks/results/imagenet.json as the Markdown tables that stand in docs/reproduction.md.
+
+python benchmarks/imagenet_table.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "imagenet.json"
+HEAD = ["network", "trainable", "batch", "images per s", "J per image", "peak GiB", "set-up (s)", "conversion (s)"]
+
+
+def table(results: Path = RESULTS) -> str:
+    """Every network and its PCN; the conversion's seconds stand beside the PCN."""
+    found: dict[str, dict[str, Any]] = json.loads(results.read_text())
+    lines = [HEAD, ["---", *["---:"] * (len(HEAD) - 1)]]
+    for name, reports in found.items():
+        lines += [row(each, reports) for each in (name, f"{name}-pcn") if each in reports]
+    machine = next(iter(found.values()))["machine"]
+    body = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    how = f"{machine['device']}, torch {machine['torch']}, {machine['precision']}, {machine['images']}"
+    return f"`benchmarks/imagenet.py`, {how}:\n\n{body}"
+
+
+def row(name: str, reports: dict[str, Any]) -> list[str]:
+    report = reports[name]
+    conversion = reports.get("conversion") if name.endswith("-pcn") else None
+    peak, energy_j = report["peak_memory_bytes"], report["energy_j_per_image"]
+    return [
+        name,
+        f"{report['trainable_params']:,}",
+        str(report["batch"]),
+        f"{report['images_per_s']:,.0f}",
+        "" if energy_j is None else f"{energy_j:.3f}",
+        "" if peak is None else f"{peak / 2**30:.1f}",
+        f"{report['set_up_s']:.0f}",
+        "" if conversion is None else f"{conversion['total_s']:.1f} ({conversion['samples']:,} images)",
+    ]
+
+
+if __name__ == "__main__":
+    print(table())

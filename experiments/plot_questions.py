@@ -1,0 +1,31 @@
+"""The questions that the paper leaves open, as a figure: what each way to switch gains or loses."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from matplotlib.axes import Axes
+from table_questions import PAPER_ARM, arm_order, paired
+
+Record = dict[str, Any]
+
+
+def is_compared(record: Record) -> bool:
+    """Whether a record is of a network that is switched in several ways."""
+    return "-pcn" in record["network"]
+
+
+def open_questions(records: list[Record], axes: Axes) -> None:
+    """A line for each way: a dot for each seed, and the mean with its standard error."""
+    names = sorted({record["network"] for record in records}, key=arm_order)
+    lines = [(name, paired(records, name, f"{name.split(', ')[0]}, {PAPER_ARM}")) for name in names]
+    lines = [(name, values) for name, values in lines if values and not name.endswith(PAPER_ARM)]
+    axes.axvline(0, color="#333333", lw=1)
+    for height, (_, values) in enumerate(lines):
+        error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+        axes.plot(values, [height] * len(values), "o", ms=3, color="#0072b2", alpha=0.35)
+        axes.errorbar(statistics.fmean(values), height, xerr=error, fmt="o", ms=5, capsize=3, color="#0072b2")
+    axes.set_yticks(range(len(lines)), [name.replace(", ", ": ") for name, _ in lines])
+    axes.invert_yaxis()
+    axes.set_xlabel("test accuracy against the paper's way, same parent (points)")
