@@ -1,0 +1,12 @@
+"""The comparison with other ways to a small network: what is compared, how each is trained, and what came out."""
+
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[1]
+RESULTS = BENCHMARKS / "results"
+
+# Results are kept, and the paper's recipes written, where the experiments have theirs.
+for folder in (BENCHMARKS, BENCHMARKS.parent / "experiments"):
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))

@@ -1,0 +1,109 @@
+"""Doing the runs of the comparison: which are left, when each may start, and what is kept of it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pcn.errors import ConfigError
+from peers.methods import NEEDS_PLAN, forks, make_switch, settings
+from peers.one_run import Job, diverged, run
+from peers.order import Run
+from peers.parents import PARENTS
+from peers.processes import run_each
+from peers.results import Results, writes_plan
+
+
+class Comparison:
+    """The runs that were asked for, their files, and the results so far."""
+
+    def __init__(self, results: Results, options: argparse.Namespace) -> None:
+        self.results, self.options = results, options
+        self.deadline = time.time() + options.time_limit
+
+    def left(self, runs: Sequence[Run]) -> list[Run]:
+        """The runs to do: those without a record, or in a solo pass the final ones whose times are not known."""
+        if not self.options.solo:
+            return [run for run in runs if self.results.find(run) is None]
+        found = [(run, self.results.find(run)) for run in runs if run.point is None]
+        return [run for run, record in found if record is None or record["train_seconds"] is None]
+
+    def do(self, runs: Sequence[Run]) -> list[Run]:
+        """Do the runs that are left; return those that failed."""
+        return run_each(
+            self.left(runs),
+            lambda each: (attempt, self.job(each)),
+            self.finished,
+            together=1 if self.options.solo else self.options.together,
+            limit_s=self.options.run_limit,
+            until=self.deadline,
+            ready=self.ready,
+        )
+
+    def ready(self, run: Run, running: Sequence[Run]) -> bool:
+        """Whether the grid has chosen, the plan is there, and nobody is training the first epochs that it needs."""
+        if self.results.point(run) is None:
+            return False
+        if run.method in NEEDS_PLAN and not self.results.plan_file(run).exists():
+            return False
+        trunk = self.trunk(run)
+        if self.options.solo or trunk is None or trunk.exists() or (self.folder(run) / "checkpoints").exists():
+            return True
+        return all(self.trunk(other) != trunk for other in running)
+
+    def job(self, run: Run) -> Job:
+        options, record = self.options, self.results.find(run)
+        point, plan = self.results.point(run), self.results.plan_file(run)
+        assert point is not None
+        return Job(
+            str(run),
+            settings(run, point, data=options.data, plan=plan),
+            self.folder(run),
+            trunk=self.trunk(run),
+            trunk_epoch=PARENTS[run.parent].switch(run.epochs),
+            make_switch=make_switch(run.method, run.target),
+            plan_file=plan if writes_plan(run) and record is None else None,
+            solo=options.solo,
+            reads_test=run.point is None and record is None,  # of a run that is only timed again it was read before
+            compiled=torch.cuda.is_available() and not options.eager,
+            deadline=self.deadline,
+        )
+
+    def trunk(self, run: Run) -> Path | None:
+        """The parent's first epochs, with the run's own seed, length, learning rate and weight decay."""
+        if not forks(run.method):
+            return None
+        point = self.results.point(run)
+        assert point is not None
+        rates = f"{point.learning_rate:g}-{point.weight_decay:g}"
+        return self.options.work / "trunks" / f"{run.parent}-seed{run.seed}-epochs{run.epochs}-{rates}.pt"
+
+    def folder(self, run: Run) -> Path:
+        stage = "solo" if self.options.solo else "final" if run.point is None else "grid"
+        rates = "" if run.point is None else f"-{run.point.learning_rate:g}-{run.point.weight_decay:g}"
+        name = f"{run.method}-{run.parent}-{run.target}-epochs{run.epochs}-seed{run.seed}{rates}"
+        return self.options.work / stage / name
+
+    def finished(self, run: Run, measured: dict[str, Any] | None) -> None:
+        """Keep the record; the run's folder, with its checkpoints, is not needed any more."""
+        if measured is not None:
+            self.results.add(run, measured)
+            shutil.rmtree(self.folder(run), ignore_errors=True)
+            shown = measured["validation_accuracy"] if run.point else measured["test_accuracy"]
+            print(f"{run}: {'timed' if shown is None else f'{shown:.2f}%'}", flush=True)
+
+
+def attempt(job: Job) -> dict[str, Any] | None:
+    """Do a run; one of the grid that diverges has no accuracy."""
+    try:
+        return run(job)
+    except ConfigError as error:
+        if job.reads_test or job.solo or not diverged(error):
+            raise
+        return {"validation_accuracy": None}

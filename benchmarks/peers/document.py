@@ -1,0 +1,41 @@
+"""The parts of docs/comparison.md that are made from results, from ``<!-- name -->`` to ``<!-- end of name -->``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from peers import BENCHMARKS
+from peers.report import tables
+from peers.results import Results
+
+DOCUMENT = BENCHMARKS.parent / "docs" / "comparison.md"
+
+
+def comparison_part(results: Results) -> str:
+    """All tables, and a figure for every parent and length."""
+    runs = dict.fromkeys((record["parent"], record["epochs"]) for record in results.final.records)
+    figures = [
+        f"![{parent}, {epochs} epochs: accuracy against parameters, FLOPs and seconds]({figure_name(parent, epochs)})"
+        for parent, epochs in runs
+    ]
+    return "\n\n".join([*tables(results), *figures])
+
+
+def figure_name(parent: str, epochs: int) -> str:
+    return f"figures/peers_{parent}_{epochs}.svg"
+
+
+def with_parts(text: str, parts: Mapping[str, str]) -> str:
+    """The document with its parts made anew.
+
+    >>> with_parts("<!-- a -->old<!-- end of a -->", {"a": "new"}).split()
+    ['<!--', 'a', '-->', 'new', '<!--', 'end', 'of', 'a', '-->']
+    """
+    for name, part in parts.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(begin)
+        _, found, after = rest.partition(end)
+        if not found:
+            raise ValueError(f"the document has no part {begin} ... {end}")
+        text = f"{before}{begin}\n\n{part}\n\n{end}{after}"
+    return text

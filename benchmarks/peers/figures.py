@@ -1,0 +1,79 @@
+"""Accuracy against parameters, FLOPs and seconds, drawn from the results alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
+from plots import STYLE
+
+from peers import BENCHMARKS
+from peers.order import METHODS
+from peers.parents import PARENTS
+from peers.report import column, mean
+from peers.results import Results
+
+FIGURES = BENCHMARKS.parent / "docs" / "figures"
+AXES = {
+    "trainable_params": ("trained parameters (millions), methods side by side", 1e6),
+    "flops_per_sample": ("GFLOPs of one forward pass", 1e9),
+    "train_seconds": ("seconds, statistics and compilation included", 1.0),
+}
+COLOURS = ("#333333", "#0072b2", "#56b4e9", "#cc79a7", "#e69f00", "#d55e00", "#f0b088", "#009e73", "#7fcfb6", "#888888")
+MARKS = "osv^DPXhd*"
+
+
+def draw(results: Results, out: Path = FIGURES) -> Iterator[str]:
+    """Draw a figure for every parent and length that has runs; yield the names of those."""
+    mpl.use("Agg")
+    out.mkdir(parents=True, exist_ok=True)
+    for parent, epochs in dict.fromkeys((r["parent"], r["epochs"]) for r in results.final.records):
+        groups = list(_groups(results.final.records, parent, epochs))
+        name = f"peers_{parent}_{epochs}"
+        with mpl.rc_context({**STYLE, "figure.figsize": (9.6, 3.8)}):
+            figure, panels = plt.subplots(1, len(AXES), sharey=True, layout="constrained")
+            for axes, (measure, (label, unit)) in zip(panels, AXES.items(), strict=True):
+                _panel(axes, groups, measure, label, unit)
+            panels[0].set_ylabel("test accuracy (%)")
+            handles, labels = panels[0].get_legend_handles_labels()
+            unique = dict(zip(labels, handles, strict=True))
+            figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=5)
+            figure.savefig(out / f"{name}.png", metadata={"Software": None})
+            figure.savefig(out / f"{name}.svg", metadata={"Date": None})
+            plt.close(figure)
+        yield name
+
+
+def _groups(records: list[dict[str, Any]], parent: str, epochs: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The runs of each method at each size."""
+    own = [r for r in records if (r["parent"], r["epochs"]) == (parent, epochs)]
+    for method in METHODS:
+        runs = [r for r in own if r["method"] == method]
+        for size in PARENTS[parent].sizes:
+            near = [r for r in runs if PARENTS[parent].size_near(r["trainable_params"]) == size]
+            if near:
+                yield method, near
+
+
+def _panel(axes: Axes, groups: list[tuple[str, list[dict[str, Any]]]], measure: str, label: str, unit: float) -> None:
+    for method, runs in groups:
+        place, accuracies = mean(runs, measure), column(runs, "test_accuracy")
+        if place is not None:
+            spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+            index = METHODS.index(method)
+            look = {"color": COLOURS[index], "fmt": MARKS[index], "ms": 5, "lw": 1, "capsize": 2}
+            # Networks of one size would hide each other.
+            aside = 1.03 ** (index - len(METHODS) / 2) if measure == "trainable_params" else 1.0
+            axes.errorbar(aside * place / unit, statistics.fmean(accuracies), spread, label=method, **look)
+    axes.set_xlabel(label)
+    if measure != "train_seconds":
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())

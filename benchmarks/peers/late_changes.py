@@ -1,0 +1,93 @@
+"""Switches that change the network once more after the cut, to see whether that is worth it.
+
+Both leave the optimizer to the trainer, which makes a new one at every change (``carry_state=False``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from pcn.budget import Budget
+from pcn.fold import fold_
+from pcn.nn import PCModule
+from pcn.plan import Plan
+from pcn.switching import Switch
+from pcn.training import Trainer
+from pcn.training.requests import parse_switch, requested
+
+
+class LateChange(Switch):
+    """Switches to a wish, and changes the network again when an epoch is done."""
+
+    def __init__(self, trainer: Trainer, wish: Any, again_at: int) -> None:
+        super().__init__(trainer.model, None, wish, at=parse_switch(trainer.settings.switch_at))
+        self.again_at, self.changed = again_at, False
+
+    def change_(self, batches: Any) -> Plan:
+        """Change the network again."""
+        raise NotImplementedError
+
+    def after_epoch(self, epoch: int, batches: Any, **seen: Any) -> Plan | None:
+        if self.plan is None:
+            return super().after_epoch(epoch, batches, **seen)
+        if self.changed or epoch < self.again_at:
+            return None
+        self.changed = True
+        return self.change_(batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "changed": self.changed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.changed = state["changed"]
+
+
+class TwoCuts(LateChange):
+    """Cuts to a share of the parent's parameters, and later, with fresh statistics, to the budget of the settings."""
+
+    def __init__(self, trainer: Trainer, *, first: float, again_at: int) -> None:
+        self.budget = requested(trainer.settings)
+        assert isinstance(self.budget, Budget)
+        super().__init__(trainer, replace(self.budget, params=first), again_at)
+
+    def change_(self, batches: Any) -> Plan:
+        fold_(self.model)
+        self.plan, self._wish = None, self.budget
+        return self._apply(batches, None)
+
+
+class BasisTrainedFirst(LateChange):
+    """Trains the bases too until an epoch is done, and freezes them then."""
+
+    def __init__(self, trainer: Trainer, *, again_at: int) -> None:
+        super().__init__(trainer, requested(trainer.settings), again_at)
+
+    def _apply(self, *arguments: Any) -> Plan:
+        plan = super()._apply(*arguments)
+        train_bases_(self.model, True)
+        return plan
+
+    def change_(self, batches: Any) -> Plan:
+        assert self.plan is not None
+        train_bases_(self.model, False)
+        return self.plan
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        train_bases_(self.model, self.plan is not None and not self.changed)
+
+
+def train_bases_(model: nn.Module, trained: bool) -> None:
+    """Make the bases parameters, or buffers again."""
+    for layer in (module for module in model.modules() if isinstance(module, PCModule)):
+        values = layer.basis.detach()
+        del layer.basis
+        if trained:
+            layer.basis = nn.Parameter(values)
+        else:
+            layer.register_buffer("basis", values.clone(memory_format=torch.contiguous_format))

@@ -1,0 +1,72 @@
+"""The methods that are compared: what each changes in its parent's settings, and the switches that are not ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pcn.training import Settings
+from peers.one_run import UNWATCHED
+from peers.order import METHODS, Run
+from peers.parents import PARENTS, Point
+from peers.pruning import TorchPruning
+from peers.svd import QuarterRank, StableRank
+from peers.switches import PeerSwitch
+
+PLANNER: dict[str, Any] = {}  # settings of the planner beyond its defaults
+NEEDS_PLAN = ("narrow-planned", "pcn-from-scratch")
+SWITCHES: dict[str, type[PeerSwitch]] = {
+    "svd-quarter": QuarterRank,
+    "svd-stable-rank": StableRank,
+    "torch-pruning": TorchPruning,
+}
+
+
+def forks(method: str) -> bool:
+    """Whether a method's first epochs are its parent's."""
+    return method == "parent" or method.startswith("pcn-p") or method in SWITCHES
+
+
+def make_switch(method: str, target: int) -> Callable[..., PeerSwitch] | None:
+    """What makes a trainer's switch, for methods that are not ours."""
+    return partial(SWITCHES[method], target=target) if method in SWITCHES else None
+
+
+def settings(run: Run, point: Point, *, data: Path, plan: Path) -> Settings:
+    """The parent's recipe at a point of the grid, with a method's changes."""
+    base = PARENTS[run.parent].recipe(run.seed, run.epochs, data)
+    return replace(base, **point._asdict(), **UNWATCHED, **changes(run, base, plan))
+
+
+def changes(run: Run, base: Settings, plan: Path) -> dict[str, Any]:
+    """What a method changes in its parent's settings."""
+    parent, target = PARENTS[run.parent], run.target
+    of_parent = {"parent": base.model, "options": base.model_options}
+    switched = {"switch_at": str(parent.switch(base.epochs))}
+    match run.method:
+        case "parent":
+            return {}
+        case "narrow":
+            return built("narrow", **of_parent, target=target)
+        case "narrow-planned":
+            return built("planned_widths", **of_parent, plan=str(plan))
+        case "pcn-from-scratch":
+            return built("planned", **of_parent, plan=str(plan))
+        case "pcn-paper":
+            return {**switched, **parent.paper[target], "carry_state": False}
+        case "pcn-planner":
+            return {**switched, "params": target, **PLANNER}
+        case "pcn-planner-random-basis":
+            return {**switched, "params": target, **PLANNER, "basis": "random"}
+        case "svd-quarter" | "svd-stable-rank":
+            return switched  # the method sets the optimizer up itself
+        case "torch-pruning":
+            return {**switched, "carry_state": False}
+    raise ValueError(f"no method is called {run.method!r}; there are {', '.join(METHODS)}")
+
+
+def built(factory: str, **options: Any) -> dict[str, Any]:
+    return {"model": f"peers.networks:{factory}", "model_options": options}

@@ -1,0 +1,150 @@
+"""One run of a comparison: trained, stopped at a deadline and taken up again, and what was measured of it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from pcn.cost import flops_per_sample
+from pcn.errors import ConfigError
+from pcn.folders import write_whole
+from pcn.training import RunFolder, Settings, Trainer, load_data, world
+from pcn.training.meter import plus
+from pcn.training.state import take
+from pcn.training.step import compute_dtype
+from peers.trainer import MakeSwitch, PeerTrainer, Unread
+
+Record = dict[str, Any]
+UNWATCHED = {"measure_every": 0, "checkpoint_every": 10}  # settings of every run: nothing that only takes time
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained and where its files are.
+
+    ``trunk`` is a file with the parent's state after ``trunk_epoch`` epochs: the first run to get there writes it, the
+    others fork from it. A run that is measured ``solo`` does everything itself, compilation from an empty cache too.
+    ``make_switch`` gives a trainer the switch of another method; ``plan_file`` is where the plan of ours goes.
+    """
+
+    name: str
+    settings: Settings
+    folder: Path
+    trunk: Path | None = None
+    trunk_epoch: int = 0
+    make_switch: MakeSwitch | None = None
+    plan_file: Path | None = None
+    solo: bool = False
+    reads_test: bool = True
+    compiled: bool = False
+    deadline: float = math.inf
+
+
+def run(job: Job) -> Record | None:
+    """Train to the end and say what was measured, or return None when time runs out before."""
+    if time.time() > job.deadline:
+        return None
+    with world() as here, ExitStack() as stack:
+        if job.solo:  # in one go, or parts of it would be counted twice or not at all
+            shutil.rmtree(job.folder, ignore_errors=True)
+            stack.enter_context(empty_compiler_cache())
+        data = load_data(job.settings, here.device, compute_dtype(here.device))
+        folder = stack.enter_context(RunFolder(job.folder, job.settings))
+        seen = folder.metrics()
+
+        def tell(record: Record) -> None:
+            seen.append(record)
+            after_event(job, trainer, seen)
+
+        seen_data = data if job.reads_test else Unread(data)
+        trainer = PeerTrainer(
+            job.settings, seen_data, folder, make_switch=job.make_switch, world=here, compiled=job.compiled, tell=tell
+        )
+        fresh = not any((job.folder / "checkpoints").glob("*.pt"))
+        if fresh and not job.solo and job.trunk is not None and job.trunk.exists() and trainer.switch is not None:
+            state = torch.load(job.trunk, map_location=here.device, weights_only=True)
+            seen.append({"event": "trunk", "step": 0, "peak_memory_bytes": state["peak_memory_bytes"]})
+            folder.begin()
+            folder.log(seen[-1])
+            trainer.branch_(state)
+        result = trainer.run(job.deadline)
+        if result is None:
+            print(f"{job.name}: stops after epoch {trainer.progress.epoch}, its time is up", flush=True)
+            return None
+        return measured(job, trainer, result, seen)
+
+
+def after_event(job: Job, trainer: Trainer, seen: list[Record]) -> None:
+    """Write the trunk and the plan when their time has come, and say how the run goes."""
+    record = seen[-1]
+    if record["event"] == "epoch" and record["epoch"] == job.trunk_epoch and trainer.progress.switch_epoch is None:
+        write_trunk(job.trunk, trainer, peak_bytes(seen))
+    if record["event"] == "switch" and job.plan_file is not None:
+        job.plan_file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(job.plan_file, trainer.switch.plan.to_json().encode())
+    if record["event"] in ("epoch", "switch"):
+        print(f"{job.name}: {record['event']} {record['epoch']} {record['validation_accuracy']:.2f}%", flush=True)
+
+
+def write_trunk(path: Path | None, trainer: Trainer, peak: int | None) -> None:
+    if path is not None and not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        buffer = io.BytesIO()
+        # Before a switch there is nothing in its state, and its form is each method's own.
+        torch.save({**take(trainer), "switch": None, "peak_memory_bytes": peak}, buffer)
+        write_whole(path, buffer.getvalue())
+
+
+def measured(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record]) -> Record:
+    """What a finished run is known by; seconds and joules only where it had the machine to itself."""
+    model, example = copy.deepcopy(trainer.model).cpu(), next(iter(trainer.calibration()))[:1].cpu()
+    parts = ("train_seconds", "setup_seconds", "switch_seconds")
+    seconds = sum(result[name] or 0.0 for name in parts)
+    peak = peak_bytes(seen)
+    switched = [r["validation_accuracy"] for r in seen if r["event"] == "switch"]
+    return {
+        "trainable_params": result["trainable_params"],
+        "total_params": result["total_params"],
+        "flops_per_sample": flops_per_sample(model, example),
+        "test_accuracy": result["test_accuracy"] if job.reads_test else None,
+        "validation_accuracy": result["validation_accuracy"],
+        "validation_after_switch": switched[0] if switched else None,
+        "train_seconds": seconds if job.solo else None,
+        "energy_j": plus(result["energy_j"], trainer.side_j) if job.solo else None,
+        "switch_seconds": result["switch_seconds"],
+        "peak_mib": None if peak is None else peak / MEBIBYTE,
+    }
+
+
+def peak_bytes(seen: list[Record]) -> int | None:
+    """The most memory of any epoch, those of the trunk included; None where none was measured."""
+    return max((r["peak_memory_bytes"] for r in seen if r.get("peak_memory_bytes") is not None), default=None)
+
+
+def diverged(error: ConfigError) -> bool:
+    """Whether a run was given up because its loss was no number any more."""
+    return str(error).startswith("the loss is")
+
+
+@contextmanager
+def empty_compiler_cache() -> Iterator[None]:
+    """Have torch.compile find nothing from earlier runs."""
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,  # the compiler's processes may still write
+        mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder),
+    ):
+        yield

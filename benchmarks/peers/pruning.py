@@ -1,0 +1,82 @@
+"""Torch-Pruning in the middle of training, by the quick start of its documentation, to a given size.
+
+Magnitude importance over groups of coupled channels, the same share of channels from every layer, the classifier left
+alone; the share is found by bisection. The optimizer is made anew, as pruning leaves the old one with stale parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pcn.cost import count
+from pcn.errors import ConfigError
+from pcn.skeleton import sync_sizes_
+from peers.switches import Batches, PeerSwitch
+
+HALVINGS = 10  # of the share: a thousandth
+
+
+class TorchPruning(PeerSwitch):
+    """Prunes channels after an epoch until the network trains as many parameters as the others of its size."""
+
+    def cut_(self, batches: Batches) -> dict[str, Any]:
+        example = next(iter(batches()))[:2]
+        prune_(self.model, example, share_for(self.model, example, self.target))
+        return {"shapes": {name: list(tensor.shape) for name, tensor in self.model.state_dict().items()}}
+
+    def rebuild_(self, what: dict[str, Any]) -> None:
+        resize_(self.model, what["shapes"])
+
+
+def prune_(model: nn.Module, example: Tensor, share: float) -> None:
+    """Take this share of every layer's channels away."""
+    pruning = _torch_pruning()
+    training = model.training
+    *_, classifier = (module for module in model.modules() if isinstance(module, nn.Linear))
+    pruner = pruning.pruner.BasePruner(
+        model,
+        example,
+        importance=pruning.importance.GroupMagnitudeImportance(p=2),
+        pruning_ratio=share,
+        ignored_layers=[classifier],
+    )
+    pruner.step()
+    model.train(training)
+    model.zero_grad()
+
+
+def share_for(model: nn.Module, example: Tensor, target: int) -> float:
+    """The share of channels to prune that brings a model nearest to the target."""
+    low, high, tried = 0.0, 1.0, {0.0: count(model).trainable}
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        trial = copy.deepcopy(model)
+        prune_(trial, example, middle)
+        tried[middle] = count(trial).trainable
+        low, high = (middle, high) if tried[middle] > target else (low, middle)
+    return min(tried, key=lambda share: abs(tried[share] - target))
+
+
+@torch.no_grad()
+def resize_(model: nn.Module, shapes: dict[str, list[int]]) -> None:
+    """Give every tensor of a model another shape, with values to be loaded."""
+    for name, shape in shapes.items():
+        owner, _, attribute = name.rpartition(".")
+        module = model.get_submodule(owner)
+        old = getattr(module, attribute)
+        new = old.new_zeros(shape)
+        setattr(module, attribute, nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new)
+    for module in model.modules():
+        sync_sizes_(module)
+
+
+def _torch_pruning() -> Any:
+    try:
+        import torch_pruning
+    except ImportError as error:
+        raise ConfigError("the method 'torch-pruning' needs that package: pip install torch-pruning") from error
+    return torch_pruning

@@ -1,0 +1,116 @@
+"""What came out, as Markdown: a table for every parent, size and length, and the points that the grid has chosen."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from peers.intervals import paired_difference
+from peers.order import METHODS, PIECES
+from peers.parents import PARENTS
+from peers.results import Results
+
+Record = dict[str, Any]
+OURS = "pcn-planner"
+NOTHING = "No run of the comparison is recorded yet."
+
+
+def tables(results: Results) -> list[str]:
+    """Every table that the results are enough for, or one sentence that says that there is none."""
+    found = [final_table(results, *key) for key in comparisons() if select(results, *key)]
+    grid = grid_table(results)
+    return [*found, *([grid] if grid else [])] or [NOTHING]
+
+
+def comparisons() -> list[tuple[str, int, int]]:
+    """The parents, sizes and lengths that are compared."""
+    return list(dict.fromkeys((piece.parent, piece.target, piece.epochs) for piece in PIECES))
+
+
+def select(results: Results, parent: str, target: int, epochs: int) -> dict[str, list[Record]]:
+    """The runs of one comparison by method; the parent, which has no size to meet, belongs to all of them."""
+    found: dict[str, list[Record]] = {}
+    for record in results.final.records:
+        same = record["parent"] == parent and record["epochs"] == epochs
+        near = record["method"] == "parent" or PARENTS[parent].size_near(record["trainable_params"]) == target
+        if same and near:
+            found.setdefault(record["method"], []).append(record)
+    own = any(method != "parent" for method in found) or target == PARENTS[parent].sizes[0]
+    return {method: found[method] for method in METHODS if method in found} if own else {}
+
+
+def final_table(results: Results, parent: str, target: int, epochs: int) -> str:
+    """A row for each method, best first."""
+    found = select(results, parent, target, epochs)
+    ranked = sorted(found, key=lambda method: -statistics.fmean(column(found[method], "test_accuracy")))
+    head = ["method", "runs", "trainable", "stored", "MFLOPs", "test accuracy (%)", "lowest to highest"]
+    head += [f"{OURS} minus it (95%)", "seconds", "kJ", "peak MiB"]
+    rows = [_row(method, found[method], found.get(OURS, [])) for method in ranked]
+    title = f"**{parent}, {target:,} trainable parameters, {epochs} epochs** ({results.machine()})"
+    return f"{title}\n\n{markdown(head, rows)}"
+
+
+def _row(method: str, runs: list[Record], ours: list[Record]) -> list[str]:
+    accuracies = column(runs, "test_accuracy")
+    difference = None if method == OURS else paired_difference(by_seed(ours), by_seed(runs))
+    return [
+        method,
+        str(len(runs)),
+        f"{mean(runs, 'trainable_params'):,.0f}",
+        f"{mean(runs, 'total_params'):,.0f}",
+        f"{mean(runs, 'flops_per_sample') / 1e6:.0f}",
+        f"{statistics.fmean(accuracies):.2f}",
+        f"{min(accuracies):.2f} to {max(accuracies):.2f}" if len(accuracies) > 1 else "",
+        "" if difference is None else str(difference),
+        _shown(runs, "train_seconds", 1, ".0f"),
+        _shown(runs, "energy_j", 1000, ".1f"),
+        _shown(runs, "peak_mib", 1, ".0f"),
+    ]
+
+
+def grid_table(results: Results) -> str | None:
+    """What the grid has chosen for each method, with the validation accuracies of the best and the worst point."""
+    rows = []
+    for parent in PARENTS:
+        for method in METHODS:
+            point = results.chosen(method, parent)
+            if point is not None:
+                runs = [r for r in results.grid.records if (r["method"], r["parent"]) == (method, parent)]
+                values = column(runs, "validation_accuracy")
+                spread = [f"{max(values):.2f}", f"{min(values):.2f}", str(len(runs) - len(values))]
+                rows.append([parent, method, f"{point.learning_rate:g}", f"{point.weight_decay:g}", *spread])
+    head = [
+        "parent",
+        "method",
+        "learning rate",
+        "weight decay",
+        "validation (%)",
+        "lowest of the grid",
+        "diverged",
+    ]
+    return f"**What the grid has chosen**\n\n{markdown(head, rows)}" if rows else None
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def by_seed(runs: list[Record], name: str = "test_accuracy") -> dict[int, float]:
+    return {record["seed"]: record[name] for record in runs}
+
+
+def column(runs: list[Record], name: str) -> list[float]:
+    """The values that are known."""
+    return [record[name] for record in runs if record[name] is not None]
+
+
+def mean(runs: list[Record], name: str) -> float | None:
+    values = column(runs, name)
+    return statistics.fmean(values) if values else None
+
+
+def _shown(runs: list[Record], name: str, unit: float, form: str) -> str:
+    value = mean(runs, name)
+    return "" if value is None else format(value / unit, form)

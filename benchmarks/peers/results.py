@@ -1,0 +1,107 @@
+"""The results files of the comparison: final runs, the grid's, and the plans that others are built from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from records import Record, Records, alone_in, provenance
+
+from pcn.folders import write_whole
+from peers import RESULTS
+from peers.order import Run, grid_runs
+from peers.parents import PARENTS, Point
+
+FIELDS = (
+    "method",
+    "parent",
+    "seed",
+    "epochs",
+    "trainable_params",
+    "total_params",
+    "flops_per_sample",
+    "test_accuracy",
+    "train_seconds",
+    "energy_j",
+    "peak_mib",
+)
+MEASURED = ("train_seconds", "energy_j", "peak_mib")
+GRID_FIELDS = ("method", "parent", "seed", "epochs", "learning_rate", "weight_decay", "validation_accuracy")
+
+
+class Replaceable(Records):
+    """A results file in which what is known of a run can grow."""
+
+    def replace(self, old: Record, new: Record) -> None:
+        """Put a record in the place of another and write the file, whole or not at all."""
+        with alone_in(self.path.parent):
+            self.records = [new if record == old else record for record in Records(self.path).records]
+            text = json.dumps({**provenance(), "records": self.records}, indent=1) + "\n"
+            write_whole(self.path, text.encode())
+
+
+class Results:
+    """What has been run so far."""
+
+    def __init__(self, folder: Path = RESULTS) -> None:
+        self.final, self.grid = Replaceable(folder / "peers.json"), Records(folder / "peers_grid.json")
+        self.plans = folder / "plans"
+
+    def find(self, run: Run) -> Record | None:
+        """The record of a run, if it is there."""
+        found = self.final if run.point is None else self.grid
+        return next((record for record in found.records if _is(record, run)), None)
+
+    def add(self, run: Run, measured: Record) -> None:
+        known = {"method": run.method, "parent": run.parent, "seed": run.seed, "epochs": run.epochs}
+        if run.point is not None:
+            self.grid.add(_only(GRID_FIELDS, {**known, **run.point._asdict(), **measured}))
+        elif (earlier := self.find(run)) is None:
+            self.final.add(_only(FIELDS, {**known, **measured}))
+        else:
+            self.final.replace(earlier, {**earlier, **_only(MEASURED, measured)})
+
+    def machine(self) -> str:
+        """What the last of the final runs was made on."""
+        found = json.loads(self.final.path.read_text())
+        return f"{found['hardware']['gpu'] or 'CPU'}, torch {found['versions']['torch']}"
+
+    def point(self, run: Run) -> Point | None:
+        """The point that a run is done at: its own, or the best of its method's grid once that is complete."""
+        return run.point or self.chosen(run.method, run.parent)
+
+    def chosen(self, method: str, parent: str) -> Point | None:
+        """The point with the best validation accuracy; None while some are missing. One that diverged has None."""
+        found = {each.point: self.find(each) for each in grid_runs(method, parent)}
+        if any(record is None for record in found.values()):
+            return None
+
+        def accuracy(point: Point) -> float:
+            value = found[point]["validation_accuracy"]
+            return float("-inf") if value is None else value
+
+        return max(found, key=accuracy)
+
+    def plan_file(self, run: Run) -> Path:
+        """Where the plan lies that the planner has made for a run's size, length and seed."""
+        return self.plans / f"{run.parent}-{run.target}-epochs{run.epochs}-seed{run.seed}.json"
+
+
+def writes_plan(run: Run) -> bool:
+    """Whether others build on this run's plan: the planner's final run, in the grid the one with the usual recipe."""
+    return run.method == "pcn-planner" and run.point in (None, PARENTS[run.parent].usual)
+
+
+def _is(record: Record, run: Run) -> bool:
+    names = ("method", "parent", "seed", "epochs")
+    if any(record[name] != getattr(run, name) for name in names):
+        return False
+    if run.point is not None:
+        return (record["learning_rate"], record["weight_decay"]) == run.point
+    parent = PARENTS[run.parent]
+    return run.method == "parent" or parent.size_near(record["trainable_params"]) == run.target
+
+
+def _only(names: tuple[str, ...], record: dict[str, Any]) -> Record:
+    return {name: record[name] for name in names}

@@ -1,0 +1,40 @@
+"""Print what came out of the comparison and of the search for a planner; ``--write`` brings the documentation up to it.
+
+python benchmarks/peers_report.py
+python benchmarks/peers_report.py --write              docs/comparison.md, and the figures in docs/figures
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import planner_search
+from peers import RESULTS
+from peers.document import DOCUMENT, comparison_part, with_parts
+from peers.results import Results
+from records import Records
+
+
+def parts(results: Path) -> dict[str, str]:
+    """What the documentation takes from the results."""
+    search = Records(results / "planner_search.json").records
+    return {"comparison": comparison_part(Results(results)), "search": planner_search.table(search)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    found = parts(options.results)
+    print("\n\n".join(found.values()))
+    if options.write:
+        from peers.figures import draw
+
+        DOCUMENT.write_text(with_parts(DOCUMENT.read_text(), found))
+        print(f"\nwritten: {DOCUMENT.name}", *draw(Results(options.results)), sep=" ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Try ways to plan and to switch against each other on WideResNet-20, cheaply: 20 epochs, on the validation split only.
+
+    python benchmarks/planner_search.py --data DIR --together 6 --time-limit 1700
+    python benchmarks/planner_search.py --data DIR --arms default taylor --seeds 0 1 2
+    python benchmarks/planner_search.py --table                # paired differences from the first arm, from the results
+
+An arm is one line of ARMS below: a name, and what it changes in the settings of the first arm, or a switch of its own.
+Runs of one seed fork from one parent; they are added to benchmarks/results/planner_search.json as they finish and are
+skipped when they are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers import RESULTS
+from peers.intervals import paired_difference
+from peers.late_changes import BasisTrainedFirst, TwoCuts
+from peers.one_run import UNWATCHED, Job, run
+from peers.parents import PARENTS
+from peers.processes import run_each
+from peers.report import by_seed, markdown, mean
+from records import Record, Records
+
+from pcn.training import Settings
+
+PARENT, TARGET, EPOCHS, SWITCH = "wide_resnet20", 1_094_154, 20, 2
+SEEDS = (0, 1, 2, 3, 4)
+NOTHING = "No trial of the search is recorded yet."
+ARMS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper's ranks": {"params": None, "pcn": "wide_resnet20-pcn1"},
+    "taylor": {"worth": "taylor"},
+    "divergence": {"worth": "divergence"},
+    "two-sided": {"two_sided": True},
+    "two-sided, taylor": {"two_sided": True, "worth": "taylor"},
+    "two-sided, half and half": {"params": None, "rank": "0.5", "output_rank": 0.5, "exclude": ("conv1", "fc")},
+    "precondition 1/4": {"precondition": 0.25},
+    "precondition 1/2": {"precondition": 0.5},
+    "precondition 1": {"precondition": 1.0},
+    "fades over 1 epoch": {"fade_epochs": 1.0},
+    "fades over 3 epochs": {"fade_epochs": 3.0},
+    "response basis": {"basis": "response"},
+    "response basis, taylor": {"basis": "response", "worth": "taylor"},
+    "random basis": {"basis": "random"},
+    "dropped part kept, frozen": {"keep_dropped": True},
+    "fresh optimizer": {"carry_state": False},
+    "fresh optimizer, no decay": {"carry_state": False, "weight_decay": 0.0},  # a carried one keeps its decay
+    "precondition 1/2, no decay": {"precondition": 0.5, "carry_state": False, "weight_decay": 0.0},
+    "batch norm recalibrated": {"recalibrate": True},
+    "basis trained": {"train_basis": True},
+    "two cuts": {"carry_state": False, "switch": partial(TwoCuts, first=0.5, again_at=5)},  # beside fresh optimizer
+    "basis trained to epoch 5": {"carry_state": False, "switch": partial(BasisTrainedFirst, again_at=5)},
+    "switch after 1": {"switch_at": "1"},
+    "switch after 4": {"switch_at": "4"},
+    "switch after 8": {"switch_at": "8"},
+}
+FIELDS = (
+    "trainable_params",
+    "total_params",
+    "flops_per_sample",
+    "validation_after_switch",
+    "validation_accuracy",
+    "switch_seconds",
+)
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """The parent on one seed, up to a switch: what the trials with that switch fork from."""
+
+    seed: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One arm on one seed."""
+
+    arm: str
+    seed: int
+
+    @property
+    def trunk(self) -> Trunk:
+        return Trunk(self.seed, int(ARMS[self.arm].get("switch_at", SWITCH)))
+
+
+def settings(item: Trunk | Trial, data: Path) -> Settings:
+    """The parent's recipe, with the planner's switch and what the arm changes."""
+    base = replace(PARENTS[PARENT].recipe(item.seed, EPOCHS, data), **UNWATCHED)
+    if isinstance(item, Trunk):
+        return replace(base, epochs=item.epochs)
+    changes = {name: value for name, value in ARMS[item.arm].items() if name != "switch"}
+    return replace(base, **{"params": TARGET, "switch_at": str(SWITCH), **changes})
+
+
+class Search:
+    """The trials that were asked for and the results so far."""
+
+    def __init__(self, records: Records, options: argparse.Namespace) -> None:
+        self.records, self.options = records, options
+        self.deadline = time.time() + options.time_limit
+
+    def left(self) -> list[Trunk | Trial]:
+        """What is left to do, seed by seed, each trunk before its first trial."""
+        found = [Trial(arm, seed) for seed in self.options.seeds for arm in self.options.arms]
+        trials = [trial for trial in found if not self.records.has(arm=trial.arm, seed=trial.seed)]
+        items = dict.fromkeys(item for trial in trials for item in (trial.trunk, trial))
+        return [item for item in items if isinstance(item, Trial) or not self.trunk_file(item).exists()]
+
+    def do(self) -> list[Trunk | Trial]:
+        """Do what is left; return what failed."""
+        return run_each(
+            self.left(),
+            lambda item: (run, self.job(item)),
+            self.finished,
+            together=self.options.together,
+            until=self.deadline,
+            ready=lambda item, running: isinstance(item, Trunk) or self.trunk_file(item.trunk).exists(),
+        )
+
+    def job(self, item: Trunk | Trial) -> Job:
+        trunk = item if isinstance(item, Trunk) else item.trunk
+        return Job(
+            str(item),
+            settings(item, self.options.data),
+            self.folder(item),
+            trunk=self.trunk_file(trunk),
+            trunk_epoch=trunk.epochs,
+            make_switch=None if isinstance(item, Trunk) else ARMS[item.arm].get("switch"),
+            reads_test=False,
+            compiled=torch.cuda.is_available() and not self.options.eager,
+            deadline=self.deadline,
+        )
+
+    def trunk_file(self, trunk: Trunk) -> Path:
+        return self.options.work / "trunks" / f"seed{trunk.seed}-epochs{trunk.epochs}.pt"
+
+    def folder(self, item: Trunk | Trial) -> Path:
+        name = f"trunk{item.epochs}" if isinstance(item, Trunk) else re.sub(r"\W+", "-", item.arm)
+        return self.options.work / f"{name}-seed{item.seed}"
+
+    def finished(self, item: Trunk | Trial, measured: Record | None) -> None:
+        if measured is None:
+            return
+        if isinstance(item, Trial):
+            kept = {name: measured[name] for name in FIELDS}
+            self.records.add({"arm": item.arm, "seed": item.seed, "epochs": EPOCHS, **kept})
+        shutil.rmtree(self.folder(item), ignore_errors=True)
+        print(f"{item}: {measured['validation_accuracy']:.2f}%", flush=True)
+
+
+def table(records: Sequence[Record]) -> str:
+    """A row for each arm: its validation accuracy, and the paired difference from the first arm."""
+    if not records:
+        return NOTHING
+    by_arm = {arm: [r for r in records if r["arm"] == arm] for arm in ARMS}
+    first = by_arm[next(iter(ARMS))]
+    head = ["arm", "runs", "trainable", "after the switch (%)", "validation (%)", "minus the first arm (95%)"]
+    return markdown(head, [_row(arm, runs, first) for arm, runs in by_arm.items() if runs])
+
+
+def _row(arm: str, runs: list[Record], first: list[Record]) -> list[str]:
+    name = "validation_accuracy"
+    difference = None if runs is first else paired_difference(by_seed(runs, name), by_seed(first, name))
+    return [
+        arm,
+        str(len(runs)),
+        f"{mean(runs, 'trainable_params'):,.0f}",
+        f"{mean(runs, 'validation_after_switch'):.2f}",
+        f"{statistics.fmean(r[name] for r in runs):.2f}",
+        "" if difference is None else str(difference),
+    ]
+
+
+def main() -> None:
+    options = arguments().parse_args()
+    records = Records(options.results)
+    if options.table:
+        print(table(records.records))
+    elif options.data is None:
+        raise SystemExit("give --data, the folder with CIFAR-10's binary version, or --table")
+    elif failed := Search(records, options).do():
+        raise SystemExit(f"{len(failed)} trials failed")
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with CIFAR-10's binary version")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="NAME")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, metavar="SEED")
+    parser.add_argument("--together", type=int, default=1, metavar="N", help="trials at once")
+    parser.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS")
+    parser.add_argument("--eager", action="store_true", help="do not compile the training step")
+    parser.add_argument("--table", action="store_true", help="print the results")
+    parser.add_argument("--work", type=Path, default=Path("runs/planner_search"), help="folder for checkpoints")
+    parser.add_argument("--results", type=Path, default=RESULTS / "planner_search.json")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""The comparison: every method trains at tiny size and meets the size, can be stopped, and is measured fairly."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pcn.cost import count
+from pcn.models import wide_resnet20
+
+TARGET = 120_000  # the size of the tiny parent's PCNs
+METHODS = (
+    *("parent", "narrow", "narrow-planned", "pcn-from-scratch", "pcn-paper", "pcn-planner"),
+    *("pcn-planner-random-basis", "svd-quarter", "svd-stable-rank", "torch-pruning"),
+)
+FIELDS = (
+    *("method", "parent", "seed", "epochs", "trainable_params", "total_params", "flops_per_sample", "test_accuracy"),
+    *("train_seconds", "energy_j", "peak_mib"),
+)
+
+
+@pytest.fixture
+def comparison(tiny_parent: str, tmp_path: Path) -> Any:
+    """A comparison of which nothing has been done."""
+    from peers.comparison import Comparison
+    from peers.results import Results
+
+    options = argparse.Namespace(
+        data=tmp_path, work=tmp_path / "work", solo=False, eager=True, together=1, time_limit=math.inf, run_limit=60
+    )
+    return Comparison(Results(tmp_path / "results"), options)
+
+
+def a_run(method: str, **changes: Any) -> Any:
+    from peers.order import Run
+
+    return Run(method, "tiny", TARGET, epochs=changes.pop("epochs", 2), seed=0, **changes)
+
+
+def do(comparison: Any, method: str, **changes: Any) -> dict[str, Any]:
+    """Do a run in this process, at the grid's only point, and keep its record."""
+    from peers.comparison import attempt
+
+    comparison.results.grid.records.append(
+        {"method": method, "parent": "tiny", "seed": 0, "epochs": 2, "learning_rate": 0.05, "weight_decay": 1e-4}
+        | {"validation_accuracy": 10.0}
+    )
+    run = a_run(method, **changes)
+    assert comparison.ready(run, [])
+    comparison.finished(run, attempt(comparison.job(run)))
+    return comparison.results.find(run)
+
+
+def needs_its_package(method: str) -> None:
+    if method == "torch-pruning":
+        pytest.importorskip("torch_pruning")
+
+
+def test_the_methods_are_those_of_the_comparison() -> None:
+    from peers.order import METHODS as THERE
+    from peers.results import FIELDS as KEPT
+
+    assert THERE == METHODS
+    assert KEPT == FIELDS
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_to_the_end_and_meets_the_size(comparison: Any, method: str) -> None:
+    needs_its_package(method)
+    ours = None
+    if method in ("narrow-planned", "pcn-from-scratch", "pcn-planner-random-basis"):
+        ours = do(comparison, "pcn-planner")["trainable_params"]
+    record = do(comparison, method)
+    if method in ("pcn-from-scratch", "pcn-planner-random-basis"):
+        assert record["trainable_params"] == ours  # the same plan
+    assert tuple(record) == FIELDS
+    if method not in ("parent", "pcn-paper"):  # which have no size to choose
+        # One rank or one channel of every layer more or less is some percent of a network this small.
+        assert record["trainable_params"] == pytest.approx(TARGET, rel=0.08)
+    assert 0 <= record["test_accuracy"] <= 100
+    assert record["flops_per_sample"] > 0
+    assert record["total_params"] >= record["trainable_params"]
+    assert record["train_seconds"] is record["energy_j"] is None
+    assert not comparison.folder(a_run(method)).exists()
+
+
+@pytest.mark.parametrize("method", ["pcn-planner", "svd-quarter", "torch-pruning"])
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(comparison: Any, method: str) -> None:
+    from peers.one_run import run
+
+    needs_its_package(method)
+    do(comparison, "parent", epochs=3)
+    whole = do(comparison, method, epochs=3)
+    comparison.results.final.records.clear()
+    job = comparison.job(a_run(method, epochs=3))
+    stops = 0
+    while (measured := run(dataclasses.replace(job, deadline=time.time() + 1e-3 + 0.3 * stops))) is None:
+        stops += 1
+    assert stops >= 1
+    assert {name: measured[name] for name in measured.keys() & whole.keys()} == {
+        name: whole[name] for name in measured.keys() & whole.keys()
+    }
+
+
+def test_runs_fork_from_one_parent_and_wait_for_it(comparison: Any) -> None:
+    parent, ours = a_run("parent"), a_run("pcn-planner")
+    do(comparison, "parent")
+    trunk = comparison.trunk(parent)
+    assert trunk.exists()
+    do(comparison, "pcn-planner")
+    assert comparison.trunk(ours) == trunk
+    other = dataclasses.replace(ours, seed=1)
+    assert comparison.ready(other, [])
+    assert not comparison.ready(other, [dataclasses.replace(parent, seed=1)])
+    assert comparison.trunk(a_run("pcn-planner")) is not None
+
+
+def test_a_forked_run_equals_one_that_trains_the_first_epochs_itself(comparison: Any) -> None:
+    from peers.one_run import run
+
+    do(comparison, "parent")
+    forked = do(comparison, "pcn-planner")
+    comparison.results.final.records.clear()
+    job = comparison.job(a_run("pcn-planner"))
+    alone = run(dataclasses.replace(job, trunk=None, folder=job.folder.with_name("alone")))
+    assert alone["test_accuracy"] == forked["test_accuracy"]
+    assert alone["validation_after_switch"] is not None
+
+
+def test_a_solo_pass_adds_times_and_reads_no_test_set(comparison: Any) -> None:
+    from peers.one_run import run
+
+    ours = a_run("pcn-planner")
+    before = dict(do(comparison, "pcn-planner"))
+    comparison.options.solo = True
+    assert comparison.left([ours]) == [ours]
+    job = comparison.job(ours)
+    assert not job.reads_test
+    measured = run(job)
+    assert measured["train_seconds"] > measured["switch_seconds"] > 0  # which is part of it
+    comparison.finished(ours, measured)
+    after = comparison.results.find(ours)
+    assert after == {**before, "train_seconds": measured["train_seconds"]}
+    assert comparison.left([ours]) == []
+    assert len(comparison.results.final.records) == 1
+
+
+def test_the_grid_never_reads_the_test_set_and_the_best_point_wins(comparison: Any) -> None:
+    from peers.comparison import attempt
+    from peers.order import grid_runs
+
+    (only,) = grid_runs("parent", "tiny")
+    assert comparison.results.chosen("parent", "tiny") is None
+    assert not comparison.ready(a_run("parent"), [])
+    measured = attempt(comparison.job(only))
+    assert measured["test_accuracy"] is None
+    comparison.finished(only, measured)
+    assert comparison.results.chosen("parent", "tiny") == only.point
+    stored = json.loads((comparison.results.grid.path).read_text())["records"]
+    assert "test_accuracy" not in stored[0]
+
+
+def test_the_best_point_of_a_grid_is_chosen_once_it_is_complete(tmp_path: Path) -> None:
+    from peers.order import grid_runs
+    from peers.results import Results
+
+    results, runs = Results(tmp_path), grid_runs("narrow", "wide_resnet20")
+    assert len(runs) == 6
+    for number, run in enumerate(runs):
+        assert results.chosen("narrow", "wide_resnet20") is None
+        results.add(run, {"validation_accuracy": None if number == 5 else 80.0 + (number == 3)})
+    assert results.chosen("narrow", "wide_resnet20") == runs[3].point
+    assert Results(tmp_path).chosen("narrow", "wide_resnet20") == runs[3].point
+    assert results.chosen("parent", "wide_resnet20") is None
+
+
+def test_the_order_has_every_run_that_is_asked_for_once() -> None:
+    from peers.order import in_order
+
+    runs = in_order()
+    assert len(runs) == len(set(runs))
+    final = [run for run in runs if run.point is None]
+
+    def seeds(method: str, target: int, epochs: int) -> int:
+        return sum((run.method, run.target, run.epochs) == (method, target, epochs) for run in final)
+
+    for target in (1_094_154, 473_802):
+        for method in METHODS[1:]:
+            assert seeds(method, target, 60) == (5 if METHODS.index(method) < 6 else 3)
+    assert seeds("parent", 1_094_154, 60) == 5
+    assert [seeds(method, 1_094_154, 182) for method in ("parent", "narrow", "pcn-planner")] == [3, 3, 3]
+    assert [seeds(method, 101_810, 20) for method in METHODS] == [5] * 10
+    first = [run.method for run in final[:20]]
+    assert set(first) == {"parent", "narrow", "pcn-planner", "pcn-paper"}
+    grid_of_parent = max(i for i, run in enumerate(runs) if run.point and run.method == "parent" and run.target > 2e5)
+    assert grid_of_parent < runs.index(final[0])
+
+
+def test_the_plain_networks_of_the_comparison_have_its_sizes() -> None:
+    from peers.networks import narrow
+
+    half = narrow("wide_resnet20", {}, 1_094_154)
+    assert count(half) == count(wide_resnet20(width=32))
+    assert {n: p.shape for n, p in half.named_parameters()} == {
+        n: p.shape for n, p in wide_resnet20(width=32).named_parameters()
+    }
+    assert count(narrow("wide_resnet20", {}, 473_802)).trainable == pytest.approx(473_802, rel=0.02)
+    assert count(narrow("conv4", {}, 101_810)).trainable == pytest.approx(101_810, rel=0.02)
+    expected = 2 / (9 * half.stage1[0].conv1.out_channels)
+    assert float(half.stage1[0].conv1.weight.detach().var()) == pytest.approx(expected, rel=0.1)
