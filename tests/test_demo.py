@@ -43,6 +43,17 @@ def test_the_same_seed_gives_the_same_results_and_every_epoch_is_reported() -> N
     assert first.mean(NARROWER, "trainable") == pytest.approx(first.mean(PCN, "trainable"), rel=0.05)
 
 
+def test_the_first_seed_s_pcn_has_a_report() -> None:
+    comparison = compare(Recipe(epochs=3, switch_after=2, seeds=1))
+    report = comparison.report()
+    told = {row["label"]: (row["before"], row["after"]) for row in report["headline"]}
+    assert told["Trained parameters"] == (comparison.mean(PARENT, "trainable"), comparison.mean(PCN, "trainable"))
+    assert told["Stored numbers"] == (comparison.mean(PARENT, "total"), comparison.mean(PCN, "total"))
+    assert report["accuracy"]["test"] == comparison.mean(PCN, "test_accuracy_percent")
+    assert [epoch for epoch, _ in report["history"]["epochs"]] == [1, 2, 3]
+    assert [epoch for epoch, _ in report["history"]["dimensions"]["fc1"]] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

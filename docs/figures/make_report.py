@@ -26,7 +26,7 @@ TRAIN = (
     "train --model pcn.demo.network:DigitsNetwork --data digits --optimizer adam --learning-rate 0.003 --batch 32"
     " --epochs 20 --switch-at 6 --rank 95% --device cpu --threads 1"
 )
-HEIGHT, GAP = 1522, 28
+HEIGHT, GAP = 1506, 28
 
 
 def photograph(browser: Browser, page: Path, *, phone: bool) -> Image.Image:

@@ -1,72 +1,26 @@
 """Principal Component Networks: find the small subspaces in which a model's activations live, and train in them."""
 
-from pcn.budget import Budget, fit_budget
-from pcn.compress import compress_
-from pcn.config import (
-    ExplainedVariance,
-    Fixed,
-    Fraction,
-    L1Threshold,
-    LayerRule,
-    PCNConfig,
-    RankRule,
-    Threshold,
-)
-from pcn.errors import (
-    ConfigError,
-    CouplingError,
-    FileError,
-    PCNError,
-    PlanError,
-    StatisticsError,
-    TraceError,
-)
-from pcn.fold import fold_
-from pcn.graph import ChannelGraph, trace
-from pcn.io import load, save
-from pcn.plain import to_plain
-from pcn.plan import LayerPlan, Plan, get_plan
-from pcn.planning import make_plan
-from pcn.statistics import Statistics, analyze
-from pcn.switching import AccuracySlows, AfterEpoch, AfterStep, SubspacesSettle, Switch, recalibrate_
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pcn.api import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AccuracySlows",
-    "AfterEpoch",
-    "AfterStep",
-    "Budget",
-    "ChannelGraph",
-    "ConfigError",
-    "CouplingError",
-    "ExplainedVariance",
-    "FileError",
-    "Fixed",
-    "Fraction",
-    "L1Threshold",
-    "LayerPlan",
-    "LayerRule",
-    "PCNConfig",
-    "PCNError",
-    "Plan",
-    "PlanError",
-    "RankRule",
-    "Statistics",
-    "StatisticsError",
-    "SubspacesSettle",
-    "Switch",
-    "Threshold",
-    "TraceError",
-    "analyze",
-    "compress_",
-    "fit_budget",
-    "fold_",
-    "get_plan",
-    "load",
-    "make_plan",
-    "recalibrate_",
-    "save",
-    "to_plain",
-    "trace",
-]
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Import a public name when it is first asked for: torch takes a second, which ``pcn --help`` does not need."""
+        public = not name.startswith("_")
+        if public and find_spec(f"pcn.{name}") is not None:
+            return import_module(f"pcn.{name}")
+        api = import_module("pcn.api") if public or name == "__all__" else None
+        if api is None or not (name == "__all__" or name in api.__all__):
+            raise AttributeError(f"module 'pcn' has no attribute {name!r}")
+        globals()[name] = getattr(api, name)
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return [*globals(), *import_module("pcn.api").__all__]

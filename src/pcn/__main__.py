@@ -1,7 +1,9 @@
 """``python -m pcn`` is ``pcn``."""
 
 from pcn.cli import main
-from pcn.training.world import leave
 
 if __name__ == "__main__":
-    leave(main())
+    code = main()
+    from pcn.training.world import leave  # only now: a command that needs no torch has not waited for it
+
+    leave(code)

@@ -27,12 +27,15 @@ class LayerType:
 
 LINEAR = LayerType("linear", spatial=0)
 TRANSPOSED_LINEAR = LayerType("transposed_linear", spatial=0, out_dim=1, in_dim=0)  # transformers' Conv1D
-CONVOLUTIONS = {
+CONVOLUTIONS: dict[type[nn.Module], LayerType] = {
     nn.Conv1d: LayerType("conv1d", 1),
     nn.Conv2d: LayerType("conv2d", 2),
     nn.Conv3d: LayerType("conv3d", 3),
 }
 LAYER_TYPES = {t.kind: t for t in (LINEAR, TRANSPOSED_LINEAR, *CONVOLUTIONS.values())}
+
+# How a class is seen, and its subclasses too, unless they have a forward function of their own.
+TYPE_OF: dict[type[nn.Module], LayerType] = {nn.Linear: LINEAR, **CONVOLUTIONS}
 
 # These read the weights of their children instead of calling them (the encoder layer on its fast path in eval mode).
 READS_CHILDREN_DIRECTLY = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -45,10 +48,8 @@ def layer_type(module: nn.Module) -> LayerType | None:
     'conv2d'
     """
     cls = type(module)
-    if isinstance(module, nn.Linear) and cls.forward is nn.Linear.forward:
-        return LINEAR
-    for conv, kind in CONVOLUTIONS.items():
-        if isinstance(module, conv) and cls.forward is conv.forward:
+    for stock, kind in TYPE_OF.items():
+        if isinstance(module, stock) and cls.forward is stock.forward:
             return kind
     if any(c.__name__ == "Conv1D" and c.__module__ == "transformers.pytorch_utils" for c in cls.__mro__):
         return TRANSPOSED_LINEAR

@@ -4,61 +4,100 @@ from __future__ import annotations
 
 from pcn.plan import LayerPlan, Plan
 
+HEADER = ("layer", "in", "out", "trained", "stored", "FLOPs")
+TEXTS = 3  # so many columns are texts, the others numbers
+
 
 def plan_table(plan: Plan) -> str:
-    """Return the plan as an aligned table with a line of totals, and the reasons of what is left alone."""
-    rows: list[tuple[str, ...]] = [("layer", "in", "out", "trainable", "FLOPs", "")]
-    rows += [_row(layer) for layer in plan.layers.values() if layer.changed]
+    """Return the plan as an aligned table with lines of totals, then remarks and the reasons of what is left alone."""
+    rows = [HEADER, *(cells(layer) for layer in plan.layers.values() if layer.changed)]
     lines = _align(rows) if len(rows) > 1 else ["nothing changes"]
-    return "\n".join([*lines, "", *_totals(plan), *_reasons(plan)])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            *totals(plan),
+            *_listed("remarks:", remarks(plan)),
+            *_listed("left alone:", reasons(plan)),
+        ]
+    )
 
 
-def _totals(plan: Plan) -> list[str]:
-    """What all layers of the plan, changed or not, train and compute before and after."""
-    lines = [_saved(plan.trainable_before, plan.trainable_after, "trainable in all linear and convolutional layers")]
-    known = [layer for layer in plan.layers.values() if layer.flops_before and layer.flops_after]
+def totals(plan: Plan) -> list[str]:
+    """What all layers of the plan, changed or not, train, store and compute before and after."""
+    layers = list(plan.layers.values())
+    before, stored = plan.trainable_before, sum(layer.stored_after for layer in layers)
+    lines = [
+        _saved(before, plan.trainable_after, "trainable in all linear and convolutional layers"),
+        _saved(before, stored, "stored in them, with bases and means"),
+    ]
+    known = [layer for layer in layers if layer.flops_before and layer.flops_after]
     if known:
         before, after = (sum(getattr(layer, side) for layer in known) for side in ("flops_before", "flops_after"))
         lines.append(_saved(before, after, "FLOPs per sample in them"))
     return lines
 
 
-def _saved(before: int, after: int, what: str) -> str:
-    return f"{before:,} -> {after:,} {what} ({after / max(before, 1):.1%})"
-
-
-def _row(layer: LayerPlan) -> tuple[str, ...]:
+def cells(layer: LayerPlan) -> tuple[str, ...]:
+    """What a row says about one layer."""
     kept = f"{layer.in_features}" + (f" -> {layer.kept_inputs}" if layer.kept_inputs != layer.in_features else "")
     inputs = kept + (f" -> {layer.rank}" if layer.rank is not None else "")
     outputs = f"{layer.out_features}" + (
         f" -> {layer.kept_outputs}" if layer.kept_outputs != layer.out_features else ""
     )
+    outputs += f" ({layer.trained_outputs} trained)" if layer.output_rank is not None else ""
     groups = f" in {layer.groups} groups" if layer.groups > 1 else ""
     share = "" if not layer.flops_before else f"{(layer.flops_after or 0) / layer.flops_before:.0%}"
-    trainable = f"{layer.trainable_before:,} -> {layer.trainable_after:,}"
-    remarks = "; ".join(text for text in (layer.note, layer.output_reason) if text)
-    return layer.name, inputs + groups, outputs, trainable, share, remarks
+    trained = f"{layer.trainable_before:,} -> {layer.trainable_after:,}"
+    return layer.name, inputs + groups, outputs, trained, f"{layer.stored_after:,}", share
 
 
-def _align(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def remarks(plan: Plan) -> dict[str, list[str]]:
+    """What is to be said about layers that change, each remark once, with the layers that it holds for."""
+    found: dict[str, list[str]] = {}
+    for layer in plan.layers.values():
+        if layer.changed and layer.note:
+            found.setdefault(layer.note, []).append(layer.name)
+        if layer.changed and layer.output_reason:
+            found.setdefault(f"outputs: {layer.output_reason}", []).append(layer.name)
+    return found
 
 
-def _reasons(plan: Plan) -> list[str]:
-    """One line per reason, with the layers that it keeps as they are."""
-    by_reason: dict[str, list[str]] = {}
+def reasons(plan: Plan) -> dict[str, list[str]]:
+    """Why layers, or one side of them, stay as they are, each reason once, with the layers that it holds for."""
+    found: dict[str, list[str]] = {}
     for layer in plan.layers.values():
         if layer.reason is not None:
             what = f"inputs stay: {layer.reason}" if layer.changed else layer.reason
-            by_reason.setdefault(what, []).append(layer.name)
+            found.setdefault(what, []).append(layer.name)
         if layer.output_reason is not None and not layer.changed:
-            by_reason.setdefault(f"outputs stay: {layer.output_reason}", []).append(layer.name)
+            found.setdefault(f"outputs stay: {layer.output_reason}", []).append(layer.name)
     for name, reason in plan.left_alone.items():
-        by_reason.setdefault(reason, []).append(name)
-    lines = [f"  {_shorten(names)}: {reason}" for reason, names in by_reason.items()]
-    return ["", "left alone:", *lines] if lines else []
+        found.setdefault(reason, []).append(name)
+    return found
 
 
-def _shorten(names: list[str], most: int = 4) -> str:
+def shorten(names: list[str], most: int = 4) -> str:
+    """The first few of some names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _listed(title: str, found: dict[str, list[str]]) -> list[str]:
+    lines = [f"  {shorten(names)}: {text}" for text, names in found.items()]
+    return ["", title, *lines] if lines else []
+
+
+def _saved(before: int, after: int, what: str) -> str:
+    return f"{before:,} -> {after:,} {what} ({after / max(before, 1):.1%})"
+
+
+def _align(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    texts = []
+    for row in rows:
+        padded = [
+            cell.ljust(width) if index < TEXTS else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        texts.append("  ".join(padded).rstrip())
+    return texts

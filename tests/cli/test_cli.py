@@ -14,6 +14,7 @@ import pytest
 
 import pcn
 from pcn.cli import main
+from pcn.cli.app import COMMANDS
 
 PCN = (sys.executable, "-m", "pcn")
 SHORT_DEMO = ("demo", "--epochs", "2", "--switch-after", "1", "--seeds", "1")
@@ -32,7 +33,8 @@ def exit_code(*arguments: str) -> int:
 def test_help_shows_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--help") == 0
     shown = capsys.readouterr().out
-    assert all(word in shown for word in ("demo", "counts", "exit codes"))
+    assert all(f"    {name} " in shown for name in COMMANDS)
+    assert "exit codes" in shown
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,10 +42,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == f"pcn {pcn.__version__}"
 
 
-@pytest.mark.parametrize("command", ["demo", "counts"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(command, "--help") == 0
-    assert f"examples:\n  pcn {command}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"examples:\n  pcn {command}" in shown
+    assert shown.startswith(f"usage: pcn {command}")
+    assert all(flag in shown for flag in ("--json", "--debug"))
 
 
 @pytest.mark.parametrize("arguments", [(), ("nonsense",), ("demo", "--epochs", "many")])
@@ -52,6 +57,24 @@ def test_wrong_usage_exits_with_2(arguments: tuple[str, ...], capsys: pytest.Cap
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "error:" in shown.err
+    assert shown.err.count("\n") == 1
+    assert "--help says what there is" in shown.err
+
+
+def test_help_waits_for_no_torch() -> None:
+    code = "import sys, pcn.cli as cli\ntry: cli.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_package_gives_its_names_when_they_are_asked_for() -> None:
+    code = "import sys, pcn\nassert 'torch' not in sys.modules\nfrom pcn import *\nprint(Switch, pcn.nn, dir(pcn))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "pcn.switching.switch.Switch" in done.stdout
+    assert all(repr(name) in done.stdout for name in pcn.__all__)
+    with pytest.raises(AttributeError, match="module 'pcn' has no attribute 'nothing'"):
+        _ = pcn.nothing
 
 
 def test_counts_as_json() -> None:

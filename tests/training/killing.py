@@ -112,7 +112,8 @@ def outcome(folder: Path) -> dict[str, object]:
             name: tensor.tolist() for name, tensor in load_file(folder / "model" / "model.safetensors").items()
         },
         "plan": (folder / "plan.json").read_text(),
-        "metrics": [{key: value for key, value in line.items() if key != "seconds"} for line in lines],
+        "spectra": (folder / "spectra.json").read_text(),
+        "metrics": [{key: value for key, value in line.items() if not key.endswith("seconds")} for line in lines],
         "optimizer": repr(state["optimizer"]["state"]),
         "random": repr(state["random"]),
         "result": {key: value for key, value in result.items() if not key.endswith("seconds")},

@@ -17,3 +17,10 @@ def build() -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(64, 10),
     )
+
+
+def without_layers() -> nn.Sequential:
+    """Nothing in it can be measured: the one layer with a weight is tied to another."""
+    first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+    second.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second)

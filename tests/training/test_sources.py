@@ -6,8 +6,10 @@ import gzip
 import io
 import os
 import pickle
+import random
 import struct
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +19,10 @@ import torch
 from PIL import Image
 
 from pcn.errors import ConfigError, DataError
-from pcn.training import ImageData, SampleData, Settings, load_data
+from pcn.training import ImageData, ImageStream, SampleData, Settings, load_data
 from pcn.training.data import Share
 from pcn.training.images import cropped_and_flipped
+from pcn.training.sources.folder import DEVIATION, MEAN
 
 CPU = torch.device("cpu")
 BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
@@ -154,7 +157,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def folder_data(pictures: Path, workers: int = 0, augment: str = "crop-flip") -> SampleData:
+def folder_data(pictures: Path, workers: int = 0, augment: str = "resized-crop-colour") -> ImageStream:
     options = {"size": 16, "workers": workers}
     return load("folder", pictures, data_options=options, augment=augment)  # type: ignore[return-value]
 
@@ -168,18 +171,83 @@ def test_a_folder_of_images(pictures: Path) -> None:
     assert sum(len(batch) for batch in data.calibration(5)) == 5
 
 
+class Noisy:
+    """Three numbers a sample, and noise from both generators that augmentations draw from."""
+
+    def __len__(self) -> int:
+        return 18
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((3,), float(index)) + torch.rand(3) + random.random(), index
+
+
+@pytest.mark.parametrize("kind", ["folder", "samples"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_can_be_taken_up_anywhere(pictures: Path, workers: int) -> None:
-    data = folder_data(pictures, workers)
+def test_an_epoch_can_be_taken_up_anywhere(pictures: Path, kind: str, workers: int) -> None:
+    def made(workers: int) -> ImageStream | SampleData:
+        samples = Noisy()
+        return folder_data(pictures, workers) if kind == "folder" else SampleData(*[samples] * 4, workers=workers)
+
+    data = made(workers)
     before = torch.get_rng_state()
     whole = list(data.epoch(2, batch=4, seed=1))
-    rest = list(folder_data(pictures).epoch(2, batch=4, seed=1, start=2))
+    rest = list(made(0).epoch(2, batch=4, seed=1, start=2))
     other = list(data.epoch(3, batch=4, seed=1))
     if not workers:
         assert torch.equal(torch.get_rng_state(), before)
     assert len(whole) == 4
     assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(whole[2:], rest, strict=True))
     assert not torch.equal(whole[0][0], other[0][0])
+
+
+def test_an_epoch_of_a_folder_is_shared_out_and_no_image_depends_on_how_many_share_it(pictures: Path) -> None:
+    data = folder_data(pictures)
+    whole = list(data.epoch(2, batch=4, seed=1))
+    halves = [list(data.epoch(2, batch=4, seed=1, share=Share(index, 2))) for index in range(2)]
+    for (inputs, labels), first, second in zip(whole, *halves, strict=True):
+        assert torch.equal(torch.cat([first[0], second[0]]), inputs)
+        assert torch.equal(torch.cat([first[1], second[1]]), labels)
+    shares = [list(data.calibration(600, Share(index, 2))) for index in range(2)]
+    assert [sum(map(len, batches)) for batches in shares] == [18, 0]  # whole batches go to one process
+
+
+def test_nobody_has_to_take_a_whole_epoch(pictures: Path) -> None:
+    threads = threading.active_count()
+    batches = folder_data(pictures, workers=2).epoch(1, batch=2, seed=0)
+    next(batches)
+    assert threading.active_count() > threads
+    batches.close()
+    assert threading.active_count() == threads
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gets_the_same_batches(pictures: Path) -> None:
+    data = folder_data(pictures, workers=2)
+    on_gpu = data.to(torch.device("cuda"), torch.float32)
+    for mine, theirs in zip(on_gpu.epoch(2, batch=4, seed=1), data.epoch(2, batch=4, seed=1), strict=True):
+        torch.testing.assert_close(mine[0].cpu(), theirs[0], rtol=1e-3, atol=1e-3)
+        assert torch.equal(mine[1].cpu(), theirs[1])
+
+
+@pytest.mark.parametrize("scale", ["unit", "standardise", "centre"])
+def test_a_large_picture_is_scaled_and_cropped_as_asked(tmp_path: Path, scale: str) -> None:
+    colours = np.zeros((512, 640, 3), dtype=np.uint8)
+    colours[32:480, 96:544] = (200, 100, 50)  # what is left of 256 pixels after a crop of 224
+    for part in ("train", "val"):
+        (tmp_path / part / "one").mkdir(parents=True)
+        for number in (0, 1):
+            Image.fromarray(colours).save(tmp_path / part / "one" / f"{number}.jpg", quality=95)
+    inputs, _ = next(load("folder", tmp_path, data_options={"size": 32}, scale=scale).test())
+    pixels = torch.tensor([200.0, 100.0, 50.0])
+    expected = {
+        "unit": pixels / 255,
+        "standardise": (pixels / 255 - torch.tensor(MEAN)) / torch.tensor(DEVIATION),
+        "centre": pixels - 255 * torch.tensor(MEAN),
+    }[scale]
+    torch.testing.assert_close(
+        inputs[0, :, 2:-2, 2:-2], expected[:, None, None].expand(3, 28, 28), rtol=0.05, atol=0.05
+    )
 
 
 def test_images_in_memory_can_be_taken_up_anywhere_and_shared_out() -> None:
@@ -215,6 +283,10 @@ def test_standardised_channels_have_mean_0_and_deviation_1() -> None:
     assert images.stride() == (64, 64, 8, 1)
     assert abs(float(images.mean())) < 1e-4
     assert abs(float(images.std(correction=0)) - 1) < 1e-4
+    centred = load("digits", scale="centre")
+    assert torch.allclose(centred.scale(centred.train.pixels), images * data.scale.deviation, atol=1e-4)
+    with pytest.raises(ConfigError, match="is for a folder of images"):
+        load("digits", augment="resized-crop")
     unit = load("digits", scale="unit")
     scaled = unit.scale(unit.train.pixels)
     assert float(scaled.min()) == 0

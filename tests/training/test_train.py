@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import pcn
 from pcn.cli import main
 from pcn.nn import PCModule
-from pcn.training import Settings
+from pcn.training import Settings, Trainer, load_data
 from pcn.training.optimizers import learning_rate
-from pcn.training.requests import build_model, parse_rank, parse_switch, pcn_config
+from pcn.training.requests import analysis_options, build_model, parse_rank, parse_switch, pcn_config
 
 SMALL = shlex.split(
     "train --model small_network:build --data digits --optimizer adam --learning-rate 0.003 --batch 64 --epochs 3"
@@ -211,3 +211,29 @@ def test_the_same_settings_give_the_same_weights(tmp_path: Path, capsys: pytest.
         train(capsys, tmp_path / name, "--switch-at", "1", "--augment", "crop-flip")
     files = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("one", "two")]
     assert files[0] == files[1]
+
+
+def test_how_the_layers_inputs_are_measured() -> None:
+    def switched(**changes: object) -> pcn.Statistics:
+        settings = Settings(
+            model="small_network:build", learning_rate=0.01, batch=64, epochs=2, switch_at="1",
+            layers={"4": {"rank": 4}, "8": {"rank": 8}}, calibration_samples=200, **changes,
+        )  # fmt: skip
+        trainer = Trainer(settings, load_data(settings, torch.device("cpu"), torch.float32))
+        assert trainer.run() is not None
+        return trainer.switch.statistics
+
+    usual = switched()
+    assert (usual.samples("4"), usual.samples("8")) == (200 * 16, 200)
+    part = switched(analysis_fraction=0.25, analysis_pool=2)
+    assert (part.samples("4"), part.samples("8")) == (50 * 4, 50)
+    trained = switched(analysis_mode="train")  # dropout and the batches' own statistics
+    assert not torch.allclose(trained.mean("8"), usual.mean("8"), rtol=1e-3)
+    named = Settings(pcn="wide_resnet20-pcn0")
+    assert analysis_options(named, pcn_config(named))["layers"] == list(pcn_config(named).layers)
+    with pytest.raises(pcn.ConfigError, match="analysis_fraction=2"):
+        Settings(analysis_fraction=2)
+    with pytest.raises(pcn.ConfigError, match="analysis_pool=0"):
+        Settings(analysis_pool=0)
+    with pytest.raises(pcn.ConfigError, match="decoupled_decay"):
+        Settings(optimizer="adam", decoupled_decay=True)

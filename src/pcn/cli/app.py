@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import NoReturn
 
 import pcn
-from pcn.cli import counts, demo, train
-from pcn.cli.command import Command
+from pcn.cli.command import Command, WrongUsageError
 from pcn.cli.screen import Screen
 from pcn.errors import PCNError
 
-COMMANDS: tuple[Command, ...] = (demo.COMMAND, train.COMMAND, counts.COMMAND)
+COMMANDS = {  # each is a module of this package with a COMMAND; only the one that is asked for is imported
+    "demo": "the paper's four steps on scikit-learn's digits",
+    "analyze": "say which layers of a model are wider than what they read",
+    "plan": "say what a switch would do, before anything is changed",
+    "compress": "turn a model into its principal component network",
+    "train": "train a model and switch it on the way",
+    "report": "make one HTML page about a run, with a slider for the threshold",
+    "export": "write a model for ONNX, torch.export or its original architecture",
+    "counts": "count the parameters of the paper's networks",
+}
 
 DESCRIPTION = "Principal Component Networks: make a wide PyTorch model small in the middle of its training."
 EXIT_CODES = "exit codes: 0 done, 1 could not be done, 2 wrong usage, 130 interrupted"
@@ -21,39 +32,47 @@ EXIT_CODES = "exit codes: 0 done, 1 could not be done, 2 wrong usage, 130 interr
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    arguments = build_parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in given
     try:
-        arguments.command.run(arguments, Screen(json=arguments.json))
-        sys.stdout.flush()
+        with warnings.catch_warnings():
+            if not debug:
+                warnings.showwarning = _show_warning
+            arguments = build_parser(given[:1]).parse_args(given)
+            arguments.command.run(arguments, Screen(json=arguments.json))
+            sys.stdout.flush()
     except PCNError as error:
-        if arguments.debug:
+        if debug:
             raise
-        print(f"pcn: error: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        _say(f"error: {error}")
+        return 2 if isinstance(error, WrongUsageError) else 1
     except KeyboardInterrupt:
-        print("pcn: stopped", file=sys.stderr)  # noqa: T201
+        _say("stopped")
         return 130
     except BrokenPipeError:
         # The reader has gone (`pcn counts | head`): leave without a word, and give the interpreter's last flush a sink.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
-        if arguments.debug:
+        if debug:
             raise
-        said = " ".join(str(error).split())  # one line, whatever a model or a library raised
-        print(f"pcn: error: {type(error).__name__}: {said} (--debug shows where)", file=sys.stderr)  # noqa: T201
+        _say(f"error: {type(error).__name__}: {error} (--debug shows where)")
         return 1
     return 0
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of every command in ``COMMANDS``."""
-    parser = argparse.ArgumentParser("pcn", description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=_Formatter)
+def build_parser(asked: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+    """Build the parser, with the flags of the commands that are asked for."""
+    parser = _Parser("pcn", description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=_Formatter)
     parser.add_argument("--version", action="version", version=f"pcn {pcn.__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
+    for name, summary in COMMANDS.items():
+        if name not in asked:
+            subparsers.add_parser(name, help=summary)
+            continue
+        command: Command = importlib.import_module(f"pcn.cli.{name}").COMMAND
         sub = subparsers.add_parser(
-            command.name,
-            help=command.summary,
+            name,
+            help=summary,
             description=command.description,
             epilog=_examples(command),
             formatter_class=_Formatter,
@@ -62,7 +81,31 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("--json", action="store_true", help="print JSON and nothing else")
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
         sub.set_defaults(command=command)
+        sub.usage = _usage(sub)
     return parser
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    """The arguments that must be given; the others are listed below it."""
+    exclusive = [group._group_actions for group in parser._mutually_exclusive_groups if group.required]
+    named = [f"({' | '.join(map(_flag, actions))})" for actions in exclusive]
+    named += [_flag(action) for action in parser._actions if action.required and action.option_strings]
+    places = [action for action in parser._actions if not action.option_strings]
+    named += [f"{action.metavar}" if action.required else f"[{action.metavar}]" for action in places]
+    return " ".join([parser.prog, *named, "[flags]"])
+
+
+def _flag(action: argparse.Action) -> str:
+    return f"{action.option_strings[0]} {action.metavar or '|'.join(action.choices or ())}"
+
+
+def _say(line: str) -> None:
+    """One line, whatever a model or a library raised."""
+    print("pcn:", " ".join(line.split()), file=sys.stderr)  # noqa: T201
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    _say(f"warning: {message}")
 
 
 def _examples(command: Command) -> str:
@@ -71,3 +114,10 @@ def _examples(command: Command) -> str:
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Examples keep their lines."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, and where the rest is explained."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())} ({self.prog} --help says what there is)\n")

@@ -41,7 +41,6 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
 
 COMMAND = Command(
     name="counts",
-    summary="count the parameters of the paper's networks",
     description="Build the paper's networks, transform those that are PCNs, and count their parameters: the trainable\n"
     "ones, and all that are stored, with running statistics, bases and means.",
     examples=("pcn counts", "pcn counts --json"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import torch
 
@@ -11,7 +12,9 @@ from pcn.cli.screen import Screen
 from pcn.config import PCNConfig
 from pcn.demo import Comparison, Recipe, compare, epochs_in_all
 from pcn.demo.results import NARROWER, PARENT, PCN
+from pcn.report import write_report
 
+REPORT = Path("runs") / "demo" / "report.html"
 COLUMNS = ("network", "trainable", "total", "FLOPs per sample", "test accuracy (%)", "seconds")
 DESCRIBED = {PARENT: "parent, trained whole", PCN: "PCN, switched in training", NARROWER: "narrower, from scratch"}
 
@@ -22,6 +25,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     _whole_number(parser, "--switch-after", recipe.switch_after, "the epoch after which the parent becomes a PCN")
     _whole_number(parser, "--seeds", recipe.seeds, "how often everything is repeated, each time with another seed")
     _whole_number(parser, "--seed", recipe.first_seed, "the first seed")
+    parser.add_argument(
+        "--report", type=Path, default=REPORT, metavar="FILE", help=f"where the HTML page goes (default: {REPORT})"
+    )
 
 
 def _whole_number(parser: argparse.ArgumentParser, flag: str, default: int, what: str) -> None:
@@ -40,7 +46,9 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
         comparison = compare(recipe, report=lambda name: bar.update(bar.task_ids[0], advance=1, description=name))
     _show_switch(comparison, screen)
     _show_table(comparison, screen)
-    screen.result(comparison.as_dict())
+    page = write_report(arguments.report, comparison.report())
+    screen.text(f"\nThe report on seed {recipe.first_seed}, with a slider for the threshold: {page}")
+    screen.result({**comparison.as_dict(), "report": str(page)})
 
 
 def _show_switch(comparison: Comparison, screen: Screen) -> None:
@@ -74,7 +82,6 @@ def _row(comparison: Comparison, network: str) -> list[object]:
 
 COMMAND = Command(
     name="demo",
-    summary="the paper's four steps on scikit-learn's digits",
     description="Train a wide network for a few epochs, look at what its layers read, plan, switch, and train on.\n"
     "Beside it: the same network trained whole, and a narrower one of the same trainable size.",
     examples=("pcn demo", "pcn demo --epochs 10 --switch-after 2 --seeds 1", "pcn demo --json > demo.json"),

@@ -40,6 +40,10 @@ class Screen:
             self._console.print()
             self._console.print(line, style="bold", markup=False)
 
+    def warn(self, line: str) -> None:
+        """Say on standard error what should not be missed, with JSON too."""
+        sys.stderr.write(f"pcn: warning: {line}\n")
+
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Print a table: the first column is a name, all others are numbers."""
         if self.json:
@@ -57,13 +61,13 @@ class Screen:
             sys.stdout.write(json_format.dumps(value, indent=2) + "\n")
 
     @contextmanager
-    def progress(self, total: int) -> Iterator[Progress]:
+    def progress(self, total: int, what: str = "") -> Iterator[Progress]:
         """Show a bar on a terminal and nothing in a pipe; its one task is the first."""
         times = (TimeElapsedColumn(), TextColumn("passed,"), TimeRemainingColumn(), TextColumn("to go"))
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
         hidden = not self._err.is_terminal or self.json
         with Progress(*columns, console=self._err, transient=True, disable=hidden) as bar:
-            bar.add_task("", total=total)
+            bar.add_task(what, total=total)
             self._bar_is_shown = not hidden
             try:
                 yield bar

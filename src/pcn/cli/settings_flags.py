@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_args, get_type_hints
 
 from pcn.errors import ConfigError
 from pcn.training.settings import Settings
 
+MODEL = ("model", "model_options")
+DATA = ("data", "data_dir", "data_options", "scale", "seed", "calibration_samples")
+LOOK = ("analysis_mode", "analysis_pool", "analysis_fraction")
+NETWORK = (
+    *("pcn", "rank", "params", "flops", "worth", "two_sided", "output_rank", "keep_outputs", "layers", "exclude"),
+    *("order", "basis", "precondition", "skip_larger", "train_basis", "keep_dropped"),
+)
+
+Flags = argparse._ActionsContainer  # a parser, or a group of it
+
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add a flag for every setting; only those that are given end up in the parsed arguments."""
     group = parser.add_argument_group("settings", "names with _ for - can stand in the TOML file")
+    add_some_settings(group, [each.name for each in fields(Settings)])
+
+
+def add_some_settings(flags: Flags, names: Iterable[str], *, must_say: bool = False) -> None:
+    """Add the flags of some settings, so that they mean the same in every command.
+
+    Those that a person must say have no default.
+    """
     hints = get_type_hints(Settings)
-    for each in fields(Settings):
-        flag = "--" + each.name.replace("_", "-")
-        group.add_argument(flag, dest=each.name, default=argparse.SUPPRESS, **_how(each, hints[each.name]))
+    known = {each.name: each for each in fields(Settings)}
+    for name in names:
+        flag = "--" + name.replace("_", "-")
+        flags.add_argument(flag, dest=name, default=argparse.SUPPRESS, **_how(known[name], hints[name], must_say))
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -30,8 +50,9 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def _how(each: Field[Any], hint: Any) -> dict[str, Any]:
-    default = "" if each.default in (None, MISSING, ()) else f" (default: {_shown(each.default)})"
+def _how(each: Field[Any], hint: Any, must_say: bool) -> dict[str, Any]:
+    silent = must_say or each.default in (None, MISSING, ())
+    default = "" if silent else f" (default: {_shown(each.default)})"
     text = {"help": (each.metadata["help"] + default).replace("%", "%%")}
     if hint is bool:
         return {**text, "action": argparse.BooleanOptionalAction}

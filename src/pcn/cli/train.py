@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pcn.cli.command import Command
 from pcn.cli.screen import Screen
 from pcn.cli.settings_flags import add_settings, given_settings
-from pcn.errors import ConfigError
+from pcn.cli.subject import set_threads
+from pcn.report import of_run, write_report
 from pcn.training import RunFolder, Settings, Trainer, World, load_data, world
 from pcn.training.events import Events, tensorboard_is_there
+from pcn.training.run_folder import REPORT
 from pcn.training.settings import read_toml
 from pcn.training.step import compute_dtype
 
@@ -32,10 +32,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, screen: Screen) -> None:
-    if arguments.threads is not None:
-        if arguments.threads < 1:
-            raise ConfigError(f"--threads {arguments.threads}: give at least 1")
-        torch.set_num_threads(arguments.threads)
+    set_threads(arguments.threads)
     named = read_toml(arguments.settings) if arguments.settings else {}
     settings = Settings.from_mapping({**named, **given_settings(arguments)})
     out = arguments.out or Path("runs") / f"{_short(settings.model)}-{_short(settings.data)}-{settings.seed}"
@@ -64,7 +61,9 @@ def _train(settings: Settings, folder: RunFolder | None, here: World, compiled: 
     if trainer.switch is not None and trainer.switch.plan is None:
         screen.text(f"the switch never came (asked for: {settings.switch_at})")
     if folder is not None:
-        screen.result({"folder": str(folder.path), **result})
+        page = write_report(folder.path / REPORT, of_run(folder.path))
+        screen.text(f"the report is in {page}")
+        screen.result({"folder": str(folder.path), "report": str(page), **result})
 
 
 def _reporter(trainer: Trainer, out: Path, screen: Screen) -> Callable[[Record], None]:
@@ -74,7 +73,8 @@ def _reporter(trainer: Trainer, out: Path, screen: Screen) -> Callable[[Record],
         screen.text("TensorBoard is not installed, so no events are written (pip install tensorboard)")
 
     def tell(record: Record) -> None:
-        screen.text(_line(record, trainer.settings.epochs))
+        if record["event"] != "dimensions":
+            screen.text(_line(record, trainer.settings.epochs))
         if record["event"] == "switch" and trainer.switch is not None:
             screen.text(trainer.switch.plan)
         if tensorboard_is_there() and record["event"] != "resumed":
@@ -106,7 +106,6 @@ def _short(name: str) -> str:
 
 COMMAND = Command(
     name="train",
-    summary="train a model and switch it on the way",
     description="Train a classifier and turn it into its principal component network when the time has come.\n"
     "A run that was stopped or killed goes on where it was when the same command is given again.\n"
     "Several processes: torchrun --nproc-per-node 4 -m pcn train ...",

@@ -11,12 +11,14 @@ from torch import nn
 
 from pcn.config import PCNConfig
 from pcn.cost import count, flops_per_sample
+from pcn.demo.diary import Diary
 from pcn.demo.digits import Digits, Images, load_digits
 from pcn.demo.network import DigitsNetwork, width_of_size
 from pcn.demo.recipe import Recipe, Training, accuracy_percent
 from pcn.demo.results import NARROWER, PARENT, PCN, Comparison, Run, Switch
+from pcn.plan import Plan
 from pcn.planning import make_plan
-from pcn.statistics import analyze
+from pcn.statistics import Statistics, analyze
 
 Report = Callable[[str], None]  # told after every epoch whose it was
 
@@ -37,16 +39,20 @@ def epochs_in_all(recipe: Recipe) -> int:
 def _one_seed(comparison: Comparison, digits: Digits, seed: int, config: PCNConfig, report: Report) -> None:
     recipe = comparison.recipe
     start, rest = recipe.switch_after, recipe.epochs - recipe.switch_after
+    diary = Diary(digits, config) if seed == recipe.first_seed else None
+    comparison.diary = comparison.diary or diary
     torch.manual_seed(seed)
     parent = Training(DigitsNetwork(), recipe, seed)
-    start_s = _train(parent, digits.train, start, lambda: report(PARENT))
+    start_s = _train(parent, digits.train, start, lambda: report(PARENT), diary)
     small = copy.deepcopy(parent)
 
     rest_s = _train(parent, digits.train, rest, lambda: report(PARENT))
     comparison.runs[PARENT].append(_run(parent.model, digits, seed, start_s + rest_s))
 
-    switch = _switch(small, digits, config)
-    rest_s = _train(small, digits.train, rest, lambda: report(PCN))
+    switch, stats, plan = _switch(small, digits, config)
+    if diary is not None:
+        diary.after_switch(parent, small, stats, plan)
+    rest_s = _train(small, digits.train, rest, lambda: report(PCN), diary)
     comparison.switches.append(switch)
     comparison.runs[PCN].append(_run(small.model, digits, seed, start_s + switch.time_s + rest_s))
 
@@ -57,7 +63,7 @@ def _one_seed(comparison: Comparison, digits: Digits, seed: int, config: PCNConf
     comparison.runs[NARROWER].append(_run(narrower.model, digits, seed, whole_s))
 
 
-def _switch(training: Training, digits: Digits, config: PCNConfig) -> Switch:
+def _switch(training: Training, digits: Digits, config: PCNConfig) -> tuple[Switch, Statistics, Plan]:
     """Look, plan and switch: the model in ``training`` becomes a PCN."""
     before = accuracy_percent(training.model, digits.validation)
     started = time.perf_counter()
@@ -65,16 +71,24 @@ def _switch(training: Training, digits: Digits, config: PCNConfig) -> Switch:
     plan = make_plan(training.model, stats, config)
     plan.apply_(training.model, stats, optimizer=training.optimizer)
     time_s = time.perf_counter() - started
-    return Switch(str(stats), str(plan), before, accuracy_percent(training.model, digits.validation), time_s)
+    after = accuracy_percent(training.model, digits.validation)
+    return Switch(str(stats), str(plan), before, after, time_s), stats, plan
 
 
-def _train(training: Training, data: Images, epochs: int, done: Callable[[], None]) -> float:
+def _train(
+    training: Training, data: Images, epochs: int, done: Callable[[], None], diary: Diary | None = None
+) -> float:
     """Train for some epochs and return the seconds that took."""
-    started = time.perf_counter()
+    seconds = 0.0
     for _ in range(epochs):
+        started = time.perf_counter()
         training.epoch(data)
+        epoch_s = time.perf_counter() - started
+        seconds += epoch_s
         done()
-    return time.perf_counter() - started
+        if diary is not None:
+            diary.after_epoch(training, epoch_s)
+    return seconds
 
 
 def _run(model: nn.Module, digits: Digits, seed: int, time_s: float) -> Run:

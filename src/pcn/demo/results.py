@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pcn.demo.diary import Diary
 from pcn.demo.recipe import Recipe
 
 PARENT, PCN, NARROWER = "parent", "PCN", "narrower"
@@ -39,11 +40,12 @@ class Switch:
 
 @dataclass
 class Comparison:
-    """Every run of every kind of network."""
+    """Every run of every kind of network, and what the first seed's PCN was like on its way."""
 
     recipe: Recipe
     runs: dict[str, list[Run]] = field(default_factory=lambda: {PARENT: [], PCN: [], NARROWER: []})
     switches: list[Switch] = field(default_factory=list)
+    diary: Diary | None = None
 
     def values(self, network: str, number: str) -> list[float]:
         """Return one number of every run, by its field's name."""
@@ -56,6 +58,12 @@ class Comparison:
         """Return the standard deviation over the seeds, 0 when there is one."""
         values = self.values(network, number)
         return statistics.stdev(values) if len(values) > 1 else 0.0
+
+    def report(self) -> dict[str, Any]:
+        """Return the data of a report on the first seed's PCN."""
+        if self.diary is None:
+            raise ValueError("nothing was run")
+        return self.diary.report(self.runs[PCN][0].test_accuracy_percent)
 
     def paired_difference(self) -> tuple[float, float | None]:
         """Return PCN minus narrower in test accuracy: the mean over the seeds and its standard error, if known."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,9 @@ from pcn.statistics.forms import SketchOptions
 from pcn.statistics.moments import Moments
 from pcn.statistics.sharing import agreed_keys
 from pcn.statistics.spectrum import Spectrum
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,30 @@ class Statistics:
         from pcn.statistics.table import table
 
         return table(self, rule)
+
+    def plot(self, rule: Rank | None = None, *, layers: Sequence[str] | None = None) -> Figure:
+        """Draw the spectra, and what a rank rule keeps of them, with matplotlib."""
+        from pcn.display.plots import plot_statistics
+
+        return plot_statistics(self, rule, layers)
+
+    def _repr_html_(self) -> str:
+        from pcn.display.html import statistics_html
+
+        return statistics_html(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything into one safetensors file, for :meth:`load`."""
+        from pcn.statistics.saved import save
+
+        save(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Statistics:
+        """Read what :meth:`save` wrote; a forward function of one's own is not in it."""
+        from pcn.statistics.saved import load
+
+        return load(path)
 
     def __str__(self) -> str:
         return self.table()

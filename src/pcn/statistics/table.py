@@ -15,51 +15,71 @@ HEADER = ("layer", "width", "directions", "trainable", "would save", "")
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
+    """What a rank rule finds in the input of one layer."""
+
     layer: str
-    width: str
-    directions: str
+    width: int  # of one group
+    groups: int
+    directions: int | None
     trainable: int
-    saved: int
+    saved: int  # trained parameters fewer, 0 where the layer would be left alone
     reason: str | None = None  # why the number of directions is not known
 
+    @property
+    def width_shown(self) -> str:
+        return f"{self.groups} x {self.width:,}" if self.groups > 1 else f"{self.width:,}"
+
     def cells(self, most: int) -> tuple[str, ...]:
-        share = f"{self.saved / self.trainable:.0%}" if self.saved else ""
+        directions = "?" if self.directions is None else f"{self.directions:,}"
         mark = "  <- most" if self.saved == most > 0 else ""
-        return self.layer, self.width, self.directions, f"{self.trainable:,}", f"{self.saved:,}", f"{share:>4}{mark}"
+        share = f"{_share(self.saved, self.trainable):>4}{mark}"
+        return self.layer, self.width_shown, directions, f"{self.trainable:,}", f"{self.saved:,}", share
 
 
 def table(statistics: Statistics, rank: Rank | None = None) -> str:
     """Return one line for each layer in the order of the model, their sum, and the reasons of what is left alone."""
-    rule = as_rank_rule(PCNConfig().rank or 1.0) if rank is None else as_rank_rule(rank)
-    rows = [_row(statistics, name, rule) for name in statistics.layers]
-    most = max(row.saved for row in rows)
-    total = _Row("all", "", "", sum(row.trainable for row in rows), sum(row.saved for row in rows))
-    lines = _aligned([HEADER, *(row.cells(most) for row in rows), total.cells(most=0)])
-    reasons = [(row.layer, row.reason) for row in rows if row.reason is not None]
+    rule = rule_shown(rank)
+    found = rows(statistics, rule)
+    most = max(row.saved for row in found)
+    trainable, saved = sum(row.trainable for row in found), sum(row.saved for row in found)
+    total = ("all", "", "", f"{trainable:,}", f"{saved:,}", f"{_share(saved, trainable):>4}")
     return "\n".join(
         [
             f"directions by {rule}",
             "",
-            *lines,
-            *_listed("not known:", reasons),
+            *_aligned([HEADER, *(row.cells(most) for row in found), total]),
+            *_listed("not known:", [(row.layer, row.reason) for row in found if row.reason is not None]),
             *_listed("left alone:", list(statistics.left_alone.items())),
         ]
     )
 
 
-def _row(statistics: Statistics, name: str, rule: RankRule) -> _Row:
+def rule_shown(rank: Rank | None) -> RankRule:
+    """The rule that was asked for, by default that of ``PCNConfig()``."""
+    return as_rank_rule(PCNConfig().rank or 1.0) if rank is None else as_rank_rule(rank)
+
+
+def rows(statistics: Statistics, rule: RankRule) -> list[Row]:
+    """One row for each layer, in the order of the model."""
+    return [_row(statistics, name, rule) for name in statistics.layers]
+
+
+def _row(statistics: Statistics, name: str, rule: RankRule) -> Row:
     shape = statistics.shapes[name]
     width = shape.inputs // shape.groups
-    shown = f"{shape.groups} x {width:,}" if shape.groups > 1 else f"{width:,}"
     try:
         directions = max(1, min(width, rule.rank(statistics.spectrum(name))))
     except StatisticsError as error:
-        return _Row(name, shown, "?", shape.trainable, 0, str(error).removeprefix(f"{name!r}: "))
+        return Row(name, width, shape.groups, None, shape.trainable, 0, str(error).removeprefix(f"{name!r}: "))
     # With its basis the layer may be larger than before, and is then left alone by default.
     grows = shape.trainable_with(directions) + shape.inputs * (directions + 1) >= shape.trainable
     saved = 0 if grows else shape.trainable - shape.trainable_with(directions)
-    return _Row(name, shown, f"{directions:,}", shape.trainable, saved)
+    return Row(name, width, shape.groups, directions, shape.trainable, saved)
+
+
+def _share(saved: int, trainable: int) -> str:
+    return f"{saved / trainable:.0%}" if saved else ""
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:

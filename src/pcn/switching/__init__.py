@@ -1,6 +1,7 @@
 """The switch inside a training loop, and when it comes."""
 
 from pcn.switching.batch_norm import recalibrate_
+from pcn.switching.dimensions import effective_dimensions, log_dimensions
 from pcn.switching.rules import AccuracySlows, AfterEpoch, AfterStep, Progress, SubspacesSettle, SwitchRule
 from pcn.switching.switch import Switch
 
@@ -12,5 +13,7 @@ __all__ = [
     "SubspacesSettle",
     "Switch",
     "SwitchRule",
+    "effective_dimensions",
+    "log_dimensions",
     "recalibrate_",
 ]

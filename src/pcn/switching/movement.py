@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pcn.config import ExplainedVariance, PCNConfig, as_rank_rule
+from pcn.config import PCNConfig, as_rank_rule
 from pcn.statistics import Statistics
+from pcn.switching.dimensions import UNASKED
 
-UNASKED = ExplainedVariance(0.95)  # what is watched where the configuration asks for no rank, as a budget does not
 STILL = 1e-6  # less than this is rounding
 
 Directions = dict[str, Tensor]  # the first layer that reads an activation -> its leading directions (inputs, rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,15 +11,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pcn.bases import Bases, find_bases
-from pcn.budget import Budget, fit_budget
+from pcn.budget import Budget, as_budget, check_reachable
 from pcn.config import PCNConfig
 from pcn.distributed.engine import Engine
-from pcn.errors import PlanError
+from pcn.errors import ConfigError, PlanError
 from pcn.example import Forward
 from pcn.plan import Plan, check_untransformed, get_plan
 from pcn.planning import make_plan
 from pcn.statistics import Statistics, analyze
 from pcn.switching.batch_norm import recalibrate_
+from pcn.switching.dimensions import dimension_rule, effective_dimensions, log_dimensions
+from pcn.switching.fading import Fading
 from pcn.switching.history import History
 from pcn.switching.movement import leading_directions, movement
 from pcn.switching.rules import (
@@ -42,8 +45,11 @@ class Switch:
     """Turns a model into its principal component network at the right moment of a training loop, once.
 
     Call :meth:`after_epoch` after every epoch (and :meth:`after_step` after every step, for ``at=AfterStep(...)``).
-    ``params`` is a budget of trainable parameters as for :func:`pcn.compress_`; ``ema`` an averaged copy that follows;
-    ``recalibrate`` measures batch norm's running statistics anew; ``strict`` refuses optimizers whose state is lost.
+    ``config`` may be a :class:`pcn.Budget`, and ``params`` is short for one of trainable parameters; ``ema`` is an
+    averaged copy that follows; ``recalibrate`` measures batch norm's running statistics anew; ``strict`` refuses
+    optimizers whose state is lost. ``log`` is a logger (:func:`pcn.switching.log_dimensions`) that is told the
+    effective dimension of every layer after every epoch up to the switch. With ``fade``, what the cut takes away fades
+    over so many steps first, and :meth:`after_step` is called after every one of them.
     ``group`` are the processes that train together, by default those of a model in DistributedDataParallel: all of
     them make the same calls, each with its own batches. ``analysis`` are further arguments of :func:`pcn.analyze`.
 
@@ -56,59 +62,89 @@ class Switch:
 
     model: nn.Module
     optimizer: Optimizer | None
-    config: PCNConfig | None = None
+    config: PCNConfig | Budget | None = None
     at: int | SwitchRule = 1
     params: int | float | None = None
     ema: nn.Module | None = None
     forward: Forward | None = None
     strict: bool = False
     recalibrate: bool = False
+    fade: int = 0
+    log: object | None = None
     group: ProcessGroup | None = None
     analysis: Mapping[str, Any] = field(default_factory=dict)
     plan: Plan | None = field(default=None, init=False)
     statistics: Statistics | None = field(default=None, init=False, repr=False)
     _seen: History = field(default_factory=History, init=False, repr=False)
+    _fading: Fading | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._rule = as_switch_rule(self.at)
+        self._wish = as_budget(self.config, params=self.params) or self.config or PCNConfig()
+        if isinstance(self._wish, Budget) and get_plan(self.model) is None:
+            check_reachable(self.model, self._wish)
+        if isinstance(self.fade, bool) or not isinstance(self.fade, int) or self.fade < 0:
+            raise ConfigError(f"fade={self.fade!r}: give a number of steps, or 0 to cut at once")
+        if self.fade and self.recalibrate:
+            raise ConfigError("recalibrate has nothing to do after fade: batch norm has followed the weights; drop one")
         self._engine = Engine(self.model, self.optimizer, self.ema, self.group)
         self.plan = get_plan(self.model)  # a resumed run may have switched already
 
-    def after_epoch(self, epoch: int, batches: Batches, *, accuracy: float | None = None) -> Plan | None:
+    def __repr__(self) -> str:
+        """One line, where the model and the optimizer would fill pages."""
+        optimizer = "no optimizer" if self.optimizer is None else type(self.optimizer).__name__
+        parts = [type(self.model).__name__, optimizer]
+        parts += [repr(self.config)] if self.config is not None else []
+        parts += [f"params={self.params}"] if self.params is not None else []
+        return f"Switch({', '.join(parts)}, {f'at={self._rule}' if self.plan is None else 'switched'})"
+
+    def after_epoch(
+        self, epoch: int, batches: Batches, *, accuracy: float | None = None, statistics: Statistics | None = None
+    ) -> Plan | None:
         """Call this after every epoch, with how many are done; returns the plan when it switched, otherwise None.
 
         ``batches`` (or a function that returns them) are a few thousand training samples without augmentation. They
-        are touched only at the switch, and after every epoch by a rule that watches the subspaces. Of several
-        processes, the first one's accuracy counts.
+        are touched only at the switch, and after every epoch by a rule that watches the subspaces or for a logger; not
+        at all where :meth:`look` has just given the ``statistics``. Of several processes, the first one's accuracy
+        counts.
         """
-        if self.plan is not None:
+        if self.begun:
             return None
         ranks, seen = self._engine.ranks, self._seen
         seen.epoch = epoch
         seen.accuracies += ranks.from_one(lambda: seen.checked(accuracy, self._rule))
-        stats = None
-        if getattr(self._rule, "watches_subspaces", False):
-            batches = ranks.together(lambda: _repeatable(batches)) if self.recalibrate else batches
-            stats = self._watch(batches)
+        watches = getattr(self._rule, "watches_subspaces", False)
+        if statistics is None and (watches or self.log is not None):
+            again = self.recalibrate or self._measures_worth
+            batches = ranks.together(lambda: _repeatable(batches)) if again else batches
+            statistics = self.look(batches)
+        if statistics is not None and self.log is not None:
+            self._tell(epoch, statistics)
+        if statistics is not None and watches:
+            self._watch(statistics)
         due = ranks.from_one(lambda: bool(self._rule.due(seen.progress())))
-        return self._apply(batches, stats) if due else None
+        return self._begin(batches, statistics) if due else None
 
     def after_step(self, step: int, batches: Batches) -> Plan | None:
         """Call this after every optimizer step, with how many are done, for rules that count steps."""
         if self.plan is not None:
             return None
+        if self._fading is not None:
+            return self._fade()
         due = bool(self._rule.due(self._seen.progress(step)))
         if type(self._rule) not in PURE:
             due = self._engine.ranks.from_one(lambda: due)
-        return self._apply(batches, None) if due else None
+        return self._begin(batches, None) if due else None
 
     def now(self, batches: Batches) -> Plan:
-        """Switch at once."""
+        """Switch at once, without fading."""
+        self._fading = None
         return self._apply(batches, None)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: the plan, if the switch is behind it, and what the rule has seen so far."""
-        return {"plan": None if self.plan is None else self.plan.to_json(), **self._seen.state_dict()}
+        fading = None if self._fading is None else self._fading.state_dict()
+        return {"plan": None if self.plan is None else self.plan.to_json(), "fading": fading, **self._seen.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a saved state; model, optimizer and averaged copy get the saved plan's shape, their own states next.
@@ -118,37 +154,66 @@ class Switch:
         if state["plan"] is None and self.plan is not None:
             raise PlanError("this state is from before the switch, but the model has been switched: build it anew")
         self._seen.load_state_dict(state)
+        self._fading = None if state["fading"] is None else Fading.from_state(state["fading"])
         if state["plan"] is not None and self.plan is None:
             plan = Plan.from_json(state["plan"])
             self._engine.reshape_(plan)
             self.plan = plan
 
-    def _watch(self, batches: Batches) -> Statistics:
-        """Look how far the subspaces have moved since the last time."""
-        stats, ranks, seen = self._look(batches), self._engine.ranks, self._seen
-        config = self.config or PCNConfig()
-        if seen.directions:
-            seen.movements.append(ranks.from_one(lambda: movement(seen.directions, stats, config)))
-        seen.directions = ranks.together(lambda: leading_directions(stats, config))
-        return stats
-
-    def _look(self, batches: Batches) -> Statistics:
+    def look(self, batches: Batches) -> Statistics:
+        """Measure what the layers read now, as the switch would; nothing changes."""
         self._engine.sync_buffers_()
-        exclude = self.config.exclude if self.config else ()
         opened = self._engine.ranks.together(lambda: _opened(batches))
         ranks = self._engine.ranks
         return analyze(
-            self.model, opened, forward=self.forward, exclude=exclude, group=ranks.group, **self.analysis
+            self.model, opened, forward=self.forward, exclude=self.options.exclude, group=ranks.group, **self.analysis
         )
+
+    def _tell(self, epoch: int, stats: Statistics) -> None:
+        """Have the first process tell the logger the effective dimensions."""
+        ranks, rule = self._engine.ranks, dimension_rule(self.options)
+        ranks.together(
+            lambda: log_dimensions(self.log, epoch, effective_dimensions(stats, rule)) if ranks.rank == 0 else None
+        )
+
+    def _watch(self, stats: Statistics) -> None:
+        """Look how far the subspaces have moved since the last time."""
+        ranks, seen, config = self._engine.ranks, self._seen, self.options
+        if seen.directions:
+            seen.movements.append(ranks.from_one(lambda: movement(seen.directions, stats, config)))
+        seen.directions = ranks.together(lambda: leading_directions(stats, config))
+
+    def _begin(self, batches: Batches, stats: Statistics | None) -> Plan | None:
+        """Switch, or begin to fade."""
+        if not self.fade:
+            return self._apply(batches, stats)
+        engine = self._engine
+        engine.ranks.together(lambda: check_untransformed(self.model))
+        batches = engine.ranks.together(lambda: _repeatable(batches))
+        found = stats or self.look(batches)
+        self.statistics = found
+        self._fading = Fading(*engine.agree(lambda: self._make(found, batches), found.example), self.fade)
+        return None
+
+    def _fade(self) -> Plan | None:
+        assert self._fading is not None
+        self._fading.step_(self.model)
+        if not self._fading.over:
+            return None
+        made, self._fading = self._fading, None
+        before = self._engine.before_switch_()
+        self.plan = self._engine.apply_(lambda: (made.plan, made.bases), None, strict=self.strict)
+        self._engine.after_switch(before)
+        return self.plan
 
     def _apply(self, batches: Batches, stats: Statistics | None) -> Plan:
         engine = self._engine
         engine.ranks.together(lambda: check_untransformed(self.model))
         before = engine.before_switch_()
-        if self.recalibrate:
+        if self.recalibrate or self._measures_worth:
             batches = engine.ranks.together(lambda: _repeatable(batches))
-        found = stats or self._look(batches)
-        self.plan = engine.apply_(lambda: self._make(found), found.example, strict=self.strict)
+        found = stats or self.look(batches)
+        self.plan = engine.apply_(lambda: self._make(found, batches), found.example, strict=self.strict)
         self.statistics = found
         if self.recalibrate:
             recalibrate_(
@@ -157,12 +222,27 @@ class Switch:
         engine.after_switch(before)
         return self.plan
 
-    def _make(self, stats: Statistics) -> tuple[Plan, Bases]:
-        config = self.config or PCNConfig()
-        if self.params is not None:
-            config = fit_budget(self.model, stats, Budget(self.params), config)
-        plan = make_plan(self.model, stats, config)
+    def _make(self, stats: Statistics, batches: Batches) -> tuple[Plan, Bases]:
+        plan = make_plan(self.model, stats, self._wish, batches=batches)
+        if not plan.transformed:
+            reasons = sorted({layer.reason for layer in plan.layers.values() if layer.reason})
+            warnings.warn(f"the switch changes no layer: {'; '.join(reasons) or 'there is none'}", stacklevel=2)
         return plan, find_bases(plan, stats, self.model)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the plan is made: the model has switched, or what the cut takes away is fading."""
+        return self.plan is not None or self._fading is not None
+
+    @property
+    def options(self) -> PCNConfig:
+        """The configuration, also where a budget chooses the ranks."""
+        return self._wish.config if isinstance(self._wish, Budget) else self._wish
+
+    @property
+    def _measures_worth(self) -> bool:
+        """Whether the batches are gone over once more to choose ranks."""
+        return isinstance(self._wish, Budget) and self._wish.worth.needs_batches
 
 
 def _opened(batches: Batches) -> Iterable[Any]:

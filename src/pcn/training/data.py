@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from pcn.errors import ConfigError
 from pcn.training.images import Augment, Images, Scale
 
 Batch = tuple[Tensor, Tensor]  # inputs and labels
+Item = TypeVar("Item")
 EVALUATED = 2500  # images at a time where no gradients are kept
 
 
@@ -32,8 +34,22 @@ class Share:
         size = batch // self.count
         return slice(self.index * size, (self.index + 1) * size)
 
+    def among(self, batches: Iterable[Item]) -> Iterator[Item]:
+        """The batches that are this process's own, where the processes take turns."""
+        return islice(batches, self.index, None, self.count)
+
 
 ALONE = Share()
+
+
+@dataclass(frozen=True)
+class Again(Generic[Item]):
+    """Batches that can be gone through more than once, made anew each time."""
+
+    make: Callable[[], Iterator[Item]]
+
+    def __iter__(self) -> Iterator[Item]:
+        return self.make()
 
 
 class Data(Protocol):
@@ -48,12 +64,14 @@ class Data(Protocol):
     def epoch(self, number: int, *, batch: int, seed: int, start: int, share: Share) -> Iterator[Batch]:
         """Yield this process's share of an epoch's full batches, from the one with index ``start``."""
 
-    def validation(self) -> Iterator[Batch]: ...
+    def validation(self, share: Share = ALONE) -> Iterator[Batch]:
+        """Yield samples to choose by, in batches that the processes share out."""
 
-    def test(self) -> Iterator[Batch]: ...
+    def test(self, share: Share = ALONE) -> Iterator[Batch]:
+        """Yield samples to judge by in the end."""
 
-    def calibration(self, count: int) -> Iterator[Tensor]:
-        """Yield so many training samples without augmentation, in an order that never changes."""
+    def calibration(self, count: int, share: Share = ALONE) -> Iterator[Tensor]:
+        """Yield this process's share of so many training samples without augmentation; always the same ones."""
 
 
 @dataclass(frozen=True)
@@ -85,18 +103,19 @@ class ImageData:
             part = slice(index * batch, (index + 1) * batch)
             yield inputs[part][own], chosen.labels[part][own]
 
-    def validation(self) -> Iterator[Batch]:
-        return self._plain(self.held_out)
+    def validation(self, share: Share = ALONE) -> Iterator[Batch]:
+        return self._plain(self.held_out, share)
 
-    def test(self) -> Iterator[Batch]:
-        return self._plain(self.tested)
+    def test(self, share: Share = ALONE) -> Iterator[Batch]:
+        return self._plain(self.tested, share)
 
-    def calibration(self, count: int) -> Iterator[Tensor]:
-        for pixels in self.train.pixels[:count].split(1000):
+    def calibration(self, count: int, share: Share = ALONE) -> Iterator[Tensor]:
+        for pixels in share.among(self.train.pixels[:count].split(1000)):
             yield self.scale(pixels)
 
-    def _plain(self, images: Images) -> Iterator[Batch]:
-        for pixels, labels in zip(images.pixels.split(EVALUATED), images.labels.split(EVALUATED), strict=True):
+    def _plain(self, images: Images, share: Share) -> Iterator[Batch]:
+        batches = zip(images.pixels.split(EVALUATED), images.labels.split(EVALUATED), strict=True)
+        for pixels, labels in share.among(batches):
             yield self.scale(pixels, self.dtype), labels
 
 

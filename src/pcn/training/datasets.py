@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,22 +49,22 @@ class SampleData:
         batches = [order[i * batch : (i + 1) * batch][own].tolist() for i in range(start, self.steps(batch))]
         return self._load(_Seeded(self.train, f"{seed}:{number}"), batches)
 
-    def validation(self) -> Iterator[Batch]:
-        return self._load(self.held_out, _in_order(len(self.held_out)))
+    def validation(self, share: Share = ALONE) -> Iterator[Batch]:
+        return self._load(self.held_out, share.among(_in_order(len(self.held_out))))
 
-    def test(self) -> Iterator[Batch]:
-        return self._load(self.tested, _in_order(len(self.tested)))
+    def test(self, share: Share = ALONE) -> Iterator[Batch]:
+        return self._load(self.tested, share.among(_in_order(len(self.tested))))
 
-    def calibration(self, count: int) -> Iterator[Tensor]:
+    def calibration(self, count: int, share: Share = ALONE) -> Iterator[Tensor]:
         order = torch.randperm(len(self.plain), generator=torch.Generator().manual_seed(0))[:count].tolist()
         batches = [order[start : start + 100] for start in range(0, len(order), 100)]
-        return (inputs for inputs, _ in self._load(self.plain, batches))
+        return (inputs for inputs, _ in self._load(self.plain, share.among(batches)))
 
-    def _load(self, samples: Any, batches: list[list[int]]) -> Iterator[Batch]:
+    def _load(self, samples: Any, batches: Iterable[list[int]]) -> Iterator[Batch]:
         pinned = self.device.type == "cuda"
         loader: DataLoader[Batch] = DataLoader(
             samples,
-            batch_sampler=batches,
+            batch_sampler=list(batches),
             num_workers=self.workers,
             pin_memory=pinned,
             generator=torch.Generator(),  # else it draws a seed from the run's own random numbers

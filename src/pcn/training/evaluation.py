@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 
 import torch
 from torch import nn
@@ -13,15 +12,25 @@ from pcn.training.step import autocast
 from pcn.training.world import World
 
 
-@torch.no_grad()
 def accuracy_percent(model: nn.Module, batches: Iterator[Batch], world: World) -> float:
-    """The share of samples that a model gets right in eval mode; the processes take turns with the batches."""
+    """The share of samples that a model gets right in eval mode; the processes share the batches out."""
+    return accuracies_percent(model, batches, world, (1,))[0]
+
+
+@torch.no_grad()
+def accuracies_percent(
+    model: nn.Module, batches: Iterator[Batch], world: World, guesses: tuple[int, ...]
+) -> list[float]:
+    """The share that is right with one guess, or with any of so many."""
     model.eval()
-    counts = torch.zeros(2, dtype=torch.float64, device=world.device)
+    counts = torch.zeros(1 + len(guesses), dtype=torch.float64, device=world.device)
     with autocast(world.device):
-        for inputs, labels in islice(batches, world.rank, None, world.size):
-            counts[0] += (model(inputs).argmax(1) == labels).sum()
-            counts[1] += len(labels)
+        for inputs, labels in batches:
+            outputs = model(inputs)
+            best = outputs.topk(min(max(guesses), outputs.shape[1])).indices
+            best[:, 0] = outputs.argmax(1)  # the first among equals, on every device
+            hits = best == labels[:, None]
+            counts += torch.stack([hits[:, :most].sum() for most in guesses] + [labels.new_tensor(len(labels))])
     model.train()
-    right, seen = world.sum(counts).tolist()
-    return 100 * float(right) / float(seen)
+    *right, seen = world.sum(counts).tolist()
+    return [100 * float(each) / float(seen) for each in right]

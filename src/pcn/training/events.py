@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pcn.switching import log_dimensions
+
 
 class Events:
-    """Writes every number of a record as a scalar; records of steps that are done again replace the earlier ones."""
+    """Writes every number of a record as a scalar, and the effective dimensions of the layers.
+
+    Records of steps that are done again replace the earlier ones.
+    """
 
     def __init__(self, folder: Path, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -18,6 +23,8 @@ class Events:
         for name, value in record.items():
             if isinstance(value, int | float) and name not in ("epoch", "step"):
                 self._writer.add_scalar(f"{record['event']}/{name}", value, record["step"])
+        if record["event"] == "dimensions":
+            log_dimensions(self._writer, record["step"], record.get("layers", {}))
         self._writer.flush()
 
     def close(self) -> None:

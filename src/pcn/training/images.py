@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pcn.errors import ConfigError
+
 Augment = Callable[[Tensor, torch.Generator], Tensor]  # bytes (N, H, W, C) -> bytes of the same shape
 
 
@@ -37,6 +39,14 @@ class Scale:
     deviation: Tensor
 
     @classmethod
+    def named(cls, name: str, images: Images, largest: int = 255) -> Scale:
+        """What a setting asks for, of images whose brightest pixel is ``largest``."""
+        if name == "unit":
+            return cls.unit(images, largest)
+        scale = cls.standardising(images)
+        return scale if name == "standardise" else cls(scale.mean, torch.ones_like(scale.deviation))
+
+    @classmethod
     def unit(cls, images: Images, largest: int = 255) -> Scale:
         """Bring pixels to [0, 1], no more."""
         zeros = torch.zeros(images.pixels.shape[3], device=images.pixels.device)
@@ -55,7 +65,7 @@ class Scale:
         return Scale(self.mean.to(device), self.deviation.to(device))
 
     def __call__(self, pixels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Turn bytes (N, H, W, C) into the input of a network: (N, C, H, W), the channels last in memory."""
+        """Turn pixels (N, H, W, C) into the input of a network: (N, C, H, W), the channels last in memory."""
         scaled = ((pixels - self.mean) / self.deviation).to(dtype)
         # With one channel both layouts are the same; a view has the strides that everybody expects.
         return scaled.view(len(pixels), 1, *pixels.shape[1:3]) if pixels.shape[3] == 1 else scaled.permute(0, 3, 1, 2)
@@ -76,3 +86,11 @@ def cropped_and_flipped(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 AUGMENTATIONS: dict[str, Augment | None] = {"none": None, "crop-flip": cropped_and_flipped}
+
+
+def augmentation(name: str) -> Augment | None:
+    """What a setting asks for, of images that all have one size."""
+    if name not in AUGMENTATIONS:
+        known = ", ".join(AUGMENTATIONS)
+        raise ConfigError(f"augment={name!r} is for a folder of images of many sizes: choose one of {known}")
+    return AUGMENTATIONS[name]

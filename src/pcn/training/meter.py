@@ -1,4 +1,4 @@
-"""Seconds and joules of a stretch of work on the device."""
+"""Seconds and joules of a stretch of work on the device, and the memory that training takes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ctypes
 import time
 
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 
 class Stopwatch:
@@ -30,6 +32,22 @@ class Stopwatch:
 def plus(total: float | None, part: float | None) -> float | None:
     """Add, where None is a number that is not known."""
     return None if total is None or part is None else total + part
+
+
+def training_bytes(model: nn.Module, optimizer: Optimizer) -> int:
+    """The bytes of weights, buffers, gradients and the optimizer's state: what training holds besides activations."""
+    held = [*model.parameters(), *model.buffers(), *(p for p in model.parameters() if p.requires_grad)]
+    states = (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
+    return sum(tensor.numel() * tensor.element_size() for tensor in [*held, *states])
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """The most bytes that tensors took on a GPU since this was last asked; None elsewhere."""
+    if device.type != "cuda":
+        return None
+    most = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return most
 
 
 def read_energy_j(device: torch.device) -> float | None:

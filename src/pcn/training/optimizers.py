@@ -21,7 +21,12 @@ def make_optimizer(model: nn.Module, settings: Settings, *, graphed: bool = Fals
     if graphed:
         rate = torch.tensor(rate, device=next(model.parameters()).device)
     if settings.optimizer == "sgd":
-        return SGD(groups, lr=rate, momentum=settings.momentum, nesterov=settings.nesterov, fused=True)
+        if settings.decoupled_decay:
+            _decouple_(groups)
+        made = SGD(groups, lr=rate, momentum=settings.momentum, nesterov=settings.nesterov, fused=True)
+        if settings.decoupled_decay:
+            made.register_step_pre_hook(decay_)
+        return made
     kind = AdamW if settings.optimizer == "adamw" else Adam
     return kind(groups, lr=rate, betas=settings.betas, eps=settings.epsilon, fused=True, capturable=graphed)
 
@@ -36,6 +41,21 @@ def _groups(model: nn.Module, settings: Settings) -> list[dict[str, Any]]:
         {"params": [p for p in parameters if id(p) not in norms], "weight_decay": decay},
         {"params": [p for p in parameters if id(p) in norms], "weight_decay": 0.0},
     ]
+
+
+def _decouple_(groups: list[dict[str, Any]]) -> None:
+    """Keep the decay out of SGD's own hands, which would add it to the gradient."""
+    for group in groups:
+        group["decoupled_decay"], group["weight_decay"] = group["weight_decay"], 0.0
+
+
+@torch.no_grad()
+def decay_(optimizer: Optimizer, *_: Any) -> None:
+    """Before a step, shrink weights with a decoupled decay by rate x decay, of which the momentum knows nothing."""
+    for group in optimizer.param_groups:
+        moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if moved and group.get("decoupled_decay"):
+            torch._foreach_mul_(moved, 1 - group["lr"] * group["decoupled_decay"])
 
 
 def learning_rate(settings: Settings, epochs_done: float) -> float:

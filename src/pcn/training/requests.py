@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from decimal import Decimal
 from typing import Any, cast
 
 from torch import nn
 
 from pcn import models
-from pcn.config import ExplainedVariance, LayerRule, Order, PCNConfig, Rank, Threshold
+from pcn.budget import Budget
+from pcn.config import BasisKind, ExplainedVariance, LayerRule, Order, PCNConfig, Rank, Threshold
 from pcn.errors import ConfigError
+from pcn.planner import Divergence, Response, Taylor, Worth, prediction_divergence
 from pcn.switching import AccuracySlows, AfterEpoch, AfterStep, SubspacesSettle, SwitchRule
+from pcn.training.named_models import build_named
 from pcn.training.settings import Settings
 
 
 def build_model(settings: Settings) -> nn.Module:
-    """Build a network of the paper by name, or call ``package.module:factory``."""
-    if ":" in settings.model:
-        made = import_factory(settings.model)(**settings.model_options)
-        if not isinstance(made, nn.Module):
-            raise ConfigError(f"{settings.model!r} made a {type(made).__name__}, not a torch.nn.Module")
-        return made
-    if settings.model_options:
-        raise ConfigError("model_options belong to a model given as package.module:factory")
-    return models.build(settings.model)
-
-
-def import_factory(path: str) -> Callable[..., Any]:
-    """Import ``package.module:factory``; modules in the current folder are found too."""
-    module_name, _, name = path.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module_name), name, None)
-    except ImportError as error:
-        raise ConfigError(f"{path!r}: cannot import {module_name!r}: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"{path!r}: {module_name!r} has no function or class {name!r}")
-    return found  # type: ignore[no-any-return]
+    """Build the model that the settings name."""
+    return build_named(settings.model, settings.model_options)
 
 
 def pcn_config(settings: Settings) -> PCNConfig:
     """The configuration of the switch."""
-    own = settings.rank or settings.keep_outputs or settings.layers or settings.exclude
+    own = settings.rank or settings.output_rank or settings.keep_outputs or settings.layers or settings.exclude
     if settings.pcn is None:
         config = _own_config(settings)
     elif own:
@@ -60,27 +40,64 @@ def pcn_config(settings: Settings) -> PCNConfig:
     return replace(
         config,
         order=cast(Order, settings.order),
+        basis=cast(BasisKind, settings.basis),
+        precondition=settings.precondition,
         train_basis=settings.train_basis,
         keep_dropped=settings.keep_dropped,
     )
 
 
+def requested(settings: Settings) -> PCNConfig | Budget:
+    """What the switch is to make of the model: a configuration, or a budget around one."""
+    config = pcn_config(settings)
+    if settings.params is None and settings.flops is None:
+        return config
+    worths: dict[str, Worth] = {
+        "response": Response(),
+        "taylor": Taylor(),
+        "divergence": Divergence(prediction_divergence),
+    }
+    limits = count_or_fraction(settings.params), count_or_fraction(settings.flops)
+    return Budget(*limits, worth=worths[settings.worth], two_sided=settings.two_sided, config=config)
+
+
 def _own_config(settings: Settings) -> PCNConfig:
     rules = {name: _layer_rule(name, rule) for name, rule in settings.layers.items()}
     rank = PCNConfig().rank if settings.rank is None else parse_rank(settings.rank)
-    return PCNConfig(rank, count_or_fraction(settings.keep_outputs), layers=rules, exclude=settings.exclude)
+    return PCNConfig(
+        rank,
+        count_or_fraction(settings.keep_outputs),
+        layers=rules,
+        exclude=settings.exclude,
+        output_rank=count_or_fraction(settings.output_rank),
+        skip_larger=settings.skip_larger,
+    )
 
 
 def _layer_rule(name: str, rule: object) -> LayerRule:
-    if not isinstance(rule, Mapping) or not rule.keys() <= {"rank", "keep_outputs"}:
-        raise ConfigError(f"layers.{name}: give rank and keep_outputs, as in {{rank = 16, keep_outputs = 32}}")
+    if isinstance(rule, str | float | int) and not isinstance(rule, bool):
+        return LayerRule(parse_rank(str(rule)))
+    if not isinstance(rule, Mapping) or not rule.keys() <= {"rank", "keep_outputs", "output_rank"}:
+        raise ConfigError(f"layers.{name}: give a rank, or more as in {{rank = 16, keep_outputs = 32}}")
     rank = rule.get("rank")
-    return LayerRule(None if rank is None else parse_rank(str(rank)), count_or_fraction(rule.get("keep_outputs")))
+    kept, trained = (count_or_fraction(rule.get(key)) for key in ("keep_outputs", "output_rank"))
+    return LayerRule(None if rank is None else parse_rank(str(rank)), kept, output_rank=trained)
+
+
+def analysis_options(settings: Settings, config: PCNConfig) -> dict[str, Any]:
+    """How the layers' inputs are measured; only those are that could be transformed."""
+    everywhere = config.rank is not None or settings.params is not None or settings.flops is not None
+    return {
+        "layers": None if everywhere else list(config.layers),
+        "eval_mode": settings.analysis_mode == "eval",
+        "pool": settings.analysis_pool,
+        "fraction": settings.analysis_fraction,
+    }
 
 
 def check_no_switch(settings: Settings) -> None:
     """Raise when a network is asked for that would never come."""
-    for name in ("pcn", "rank", "params", "keep_outputs", "layers", "exclude"):
+    for name in ("pcn", "rank", "params", "flops", "output_rank", "keep_outputs", "layers", "exclude"):
         if getattr(settings, name):
             raise ConfigError(f"{name}={getattr(settings, name)!r}, but switch_at is 'never': say when, as in 15")
 
@@ -98,10 +115,23 @@ def parse_rank(text: str) -> Rank:
     if match := re.fullmatch(rf"variance\s*>\s*({number})", text):
         return Threshold(float(match[1]))
     if match := re.fullmatch(rf"({number})\s*%", text):
-        return ExplainedVariance(float(match[1]) / 100)
+        return ExplainedVariance(float(Decimal(match[1]) / 100))  # 99.9% is 0.999, to the last bit
     if re.fullmatch(number, text):
         return float(text)
     raise ConfigError(f'rank={text!r}: give 64, 0.25 of the width, "variance > 0.1" or "95%" of the variance')
+
+
+def rank_text(rank: object) -> str:
+    """Write a rank rule as :func:`parse_rank` reads it; others as Python shows them.
+
+    >>> rank_text(Threshold(0.1)), rank_text(ExplainedVariance(0.95)), rank_text(64)
+    ('variance > 0.1', '95%', '64')
+    """
+    if isinstance(rank, Threshold):
+        return f"variance > {rank.variance:g}"
+    if isinstance(rank, ExplainedVariance):
+        return f"{100 * rank.share:.12g}%"
+    return repr(rank)
 
 
 def count_or_fraction(given: float | None) -> int | float | None:

@@ -18,6 +18,7 @@ from pcn.training.settings import Settings
 from pcn.weights import tensors_to_save
 
 SETTINGS, PLAN, METRICS, RESULT, LOCK = "settings.json", "plan.json", "metrics.jsonl", "result.json", ".lock"
+SPECTRA, REPORT = "spectra.json", "report.html"
 
 
 class RunFolder:
@@ -69,8 +70,7 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         """All lines; one that was cut off when a process was killed is left out."""
         file = self.path / METRICS
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [record for line in lines if (record := _parsed(line)) is not None]
+        return parse_metrics(file.read_text()) if file.exists() else []
 
     def forget_after(self, step: int) -> None:
         """Drop the lines of steps that will be done again."""
@@ -80,6 +80,10 @@ class RunFolder:
 
     def write_plan(self, plan: Plan) -> None:
         write_text(self.path / PLAN, plan.to_json())
+
+    def write_spectra(self, spectra: dict[str, Any]) -> None:
+        """Keep what the layers' inputs look like, for the report."""
+        write_text(self.path / SPECTRA, json.dumps(spectra))
 
     def write_model(self, model: nn.Module) -> None:
         """Save the weights, and the plan beside them where the model was switched, for :func:`pcn.load`."""
@@ -109,6 +113,11 @@ class RunFolder:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def parse_metrics(text: str) -> list[dict[str, Any]]:
+    """Read the lines of a metrics file; one that was cut off is left out."""
+    return [record for line in text.splitlines() if (record := _parsed(line)) is not None]
 
 
 def write_text(path: Path, text: str) -> None:

@@ -6,17 +6,20 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from pcn.config import ORDERS
+from pcn.config import BASES, ORDERS
 from pcn.errors import ConfigError, suggest
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "drops", "cosine")
-AUGMENT = ("none", "crop-flip")
-SCALES = ("unit", "standardise")
+AUGMENT = ("none", "crop-flip", "resized-crop", "resized-crop-colour")
+SCALES = ("unit", "standardise", "centre")
+MODES = ("eval", "train")
+WORTHS = ("response", "taylor", "divergence")
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
@@ -29,13 +32,19 @@ def option(default: Any, help: str, **more: Any) -> Any:
 class Settings:
     """A run, resolved: with the same settings, data and seed it ends with the same weights."""
 
-    model: str = option("pcn.demo.network:DigitsNetwork", "a network of the paper by name, or package.module:factory")
-    model_options: dict[str, Any] = option({}, "keyword arguments of the model's factory")
+    model: str = option(
+        "pcn.demo.network:DigitsNetwork", "a network of the paper, package.module:factory, hf:TYPE, hf:DIR or timm:NAME"
+    )
+    model_options: dict[str, Any] = option({}, "keyword arguments of the factory, hf:'s configuration or timm's model")
     data: str = option("digits", "digits, mnist, cifar10, folder, or package.module:factory")
     data_dir: str | None = option(None, "where the data set lies")
     data_options: dict[str, Any] = option({}, "keyword arguments of the data's factory")
     scale: str = option("standardise", "what is done to pixels", choices=SCALES)
-    augment: str = option("none", "crop-flip: pad by an eighth, random crop, random flip", choices=AUGMENT)
+    augment: str = option(
+        "none",
+        "crop-flip: random crops and flips; resized-crop: of random size; -colour: in random colours",
+        choices=AUGMENT,
+    )
     epochs: int = option(10, "epochs in all")
     batch: int = option(128, "samples in a step, over all processes")
     seed: int = option(0, "decides the weights, the split and the order of the data")
@@ -46,6 +55,7 @@ class Settings:
     betas: tuple[float, float] = option((0.9, 0.999), "Adam's decay rates")
     epsilon: float = option(1e-8, "Adam's epsilon")
     weight_decay: float = option(0.0, "weight decay")
+    decoupled_decay: bool = option(False, "take SGD's decay off the weights themselves, as AdamW does")
     decay_norms: bool = option(False, "decay the parameters of normalisation layers too")
     label_smoothing: float = option(0.0, "label smoothing")
     schedule: str = option("constant", "how the learning rate goes", choices=SCHEDULES)
@@ -56,16 +66,28 @@ class Settings:
     pcn: str | None = option(None, "a PCN of the paper by name (conv4-pcn, wide_resnet20-pcn1, ...)")
     rank: str | None = option(None, 'a number, a fraction of the width, "variance > 0.1", or "95%" of the variance')
     params: float | None = option(None, "a budget of trainable parameters: a number, or a fraction of the model's")
+    flops: float | None = option(None, "a budget of operations per sample: a number, or a fraction of the model's")
+    worth: str = option("response", "by what a budget compares directions of different layers", choices=WORTHS)
+    two_sided: bool = option(False, "have a budget choose how many outputs of each layer are trained as well")
+    output_rank: float | None = option(None, "outputs of every layer that are trained: a number, or a fraction")
     keep_outputs: float | None = option(None, "outputs that every layer keeps: a number, or a fraction")
     layers: dict[str, Any] = option({}, "rank and keep_outputs for layers by name or glob")
     exclude: tuple[str, ...] = option((), "layers to leave alone, by name or glob")
     order: str = option("truncate_first", "how a layer reads inputs of which some are dropped", choices=ORDERS)
+    basis: str = option("pca", "which directions: pca, response (best for the layer's output), random", choices=BASES)
+    precondition: float = option(0.0, "0 to 1: how far directions are brought to the same variance")
+    skip_larger: bool = option(True, "leave layers alone that would not get smaller, their bases included")
     train_basis: bool = option(False, "train the bases too")
     keep_dropped: bool = option(False, "keep the dropped part of the weights, frozen")
     switch_at: str = option("never", 'an epoch, "step 500", "accuracy slows", "subspaces settle" or "never"')
     carry_state: bool = option(True, "keep the optimizer's state at the switch")
+    fade_epochs: float = option(0.0, "have what the cut takes away fade over so many epochs first")
     recalibrate: bool = option(False, "measure batch norm's statistics anew after the switch")
+    measure_every: int = option(1, "epochs between looks at the effective dimensions, up to the switch; 0: never")
     calibration_samples: int = option(5000, "training samples to find the subspaces on")
+    analysis_mode: str = option("eval", "the mode of dropout and batch norm meanwhile", choices=MODES)
+    analysis_pool: int | None = option(None, "average convolutions' inputs over squares of so many pixels first")
+    analysis_fraction: float | None = option(None, "use a random part of the samples, another one for each layer")
     keep_best: bool = option(False, "end with the weights of the epoch with the best validation accuracy")
     patience: int | None = option(None, "stop after so many epochs without a better one (and keep the best)")
     min_delta: float = option(0.0, "points of validation accuracy by which an epoch must be better")
@@ -74,10 +96,16 @@ class Settings:
     def __post_init__(self) -> None:
         for each in fields(self):
             object.__setattr__(self, each.name, _checked(each, getattr(self, each.name)))
-        for name in ("epochs", "batch", "calibration_samples", "patience"):
+        for name in ("epochs", "batch", "calibration_samples", "analysis_pool", "patience"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value!r}: give a whole number of at least 1")
+        if not 0 <= self.fade_epochs < self.epochs:
+            raise ConfigError(
+                f"fade_epochs={self.fade_epochs!r}: give a number from 0 to below the {self.epochs} epochs"
+            )
+        if self.measure_every < 0:
+            raise ConfigError(f"measure_every={self.measure_every!r}: give a number of epochs, or 0 for never")
         for name in ("learning_rate", "checkpoint_every"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: give a number above 0")
@@ -85,8 +113,12 @@ class Settings:
             raise ConfigError(f"betas={self.betas!r}: give two numbers, such as 0.9 0.999")
         if (self.schedule == "drops") != bool(self.drops):
             raise ConfigError(f"schedule={self.schedule!r} with drops={self.drops!r}: give both, or neither")
-        if self.rank is not None and self.params is not None:
-            raise ConfigError("rank and params are both given: a budget chooses the ranks itself")
+        if self.decoupled_decay and self.optimizer != "sgd":
+            raise ConfigError(f"decoupled_decay with optimizer={self.optimizer!r}: it is for sgd; adamw has it")
+        if self.analysis_fraction is not None and not 0 < self.analysis_fraction <= 1:
+            raise ConfigError(f"analysis_fraction={self.analysis_fraction!r}: give a number above 0 and at most 1")
+        if self.rank is not None and (self.params is not None or self.flops is not None):
+            raise ConfigError("rank and a budget are both given: a budget chooses the ranks itself")
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Settings:
@@ -106,9 +138,14 @@ class Settings:
         return [name for name in mine if mine[name] != theirs[name]]
 
 
+@cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Settings)
+
+
 def _checked(each: Field[Any], value: Any) -> Any:
     """A setting's value in its own type, or an error that says which one that is."""
-    hint = get_type_hints(Settings)[each.name]
+    hint = _hints()[each.name]
     if isinstance(each.default, tuple):
         values = value if isinstance(value, list | tuple) else (value,)
         kind = str if each.name == "exclude" else float

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from itertools import islice
 from typing import Any
 
 import torch
@@ -16,13 +15,23 @@ from torch import Tensor
 from pcn.cost import count
 from pcn.errors import ConfigError
 from pcn.layers import transformable_layers
+from pcn.plan import Plan
+from pcn.statistics import Statistics
 from pcn.switching import AfterEpoch, Switch
-from pcn.training.data import Batch, Data
-from pcn.training.evaluation import accuracy_percent
-from pcn.training.meter import Stopwatch, plus
+from pcn.training.data import Again, Batch, Data
+from pcn.training.evaluation import accuracies_percent, accuracy_percent
+from pcn.training.looks import keep_spectra, look
+from pcn.training.meter import Stopwatch, peak_bytes, plus, training_bytes
 from pcn.training.optimizers import learning_rate, make_optimizer, set_learning_rate_
 from pcn.training.progress import Progress
-from pcn.training.requests import build_model, check_no_switch, count_or_fraction, parse_switch, pcn_config
+from pcn.training.requests import (
+    analysis_options,
+    build_model,
+    check_no_switch,
+    parse_switch,
+    pcn_config,
+    requested,
+)
 from pcn.training.run_folder import RunFolder
 from pcn.training.settings import Settings
 from pcn.training.state import put_back_, take
@@ -71,7 +80,8 @@ class Trainer:
         torch.manual_seed(settings.seed + 7919 * self.world.rank)  # dropout differs between processes
         self.switch = self._make_switch()
         self._step: Step | None = None
-        self._trainable_before = count(self.model).trainable
+        self.planned_from: Statistics | None = None
+        self._cost_before = count(self.model)
         self._last_checkpoint = 0
         self._watch = Stopwatch(self.device)
 
@@ -80,17 +90,18 @@ class Trainer:
         if rule is None:
             check_no_switch(settings)
             return None
-        if isinstance(rule, AfterEpoch) and rule.epoch >= settings.epochs:
+        if isinstance(rule, AfterEpoch) and rule.epoch + settings.fade_epochs >= settings.epochs:
             raise ConfigError(f"switch_at={rule.epoch} leaves none of the {settings.epochs} epochs to train the PCN in")
-        config = pcn_config(settings)
+        config, wish = pcn_config(settings), requested(settings)
         config.check_names(name for name, _, _ in transformable_layers(self.model))
         return Switch(
             self.wrapped,
             self.optimizer if settings.carry_state else None,
-            config,
+            wish,
             at=rule,
-            params=count_or_fraction(settings.params),
             recalibrate=settings.recalibrate,
+            fade=round(settings.fade_epochs * self.steps_per_epoch),
+            analysis=analysis_options(settings, config),
         )
 
     def run(self, deadline: float = math.inf) -> Record | None:
@@ -130,14 +141,15 @@ class Trainer:
         """Do what is left of an epoch."""
         progress = self.progress
         start = progress.step - progress.epoch * self.steps_per_epoch
+        peak_bytes(self.device)
         for inputs, labels in self._batches(start):
             step = self._step or self._set_up(inputs, labels)
             set_learning_rate_(self.optimizer, learning_rate(self.settings, progress.step / self.steps_per_epoch))
             step(inputs, labels)
             progress.step += 1
             self.stepped()
-            if self.switch is not None and self.switch.after_step(progress.step, self._calibration):
-                self._switched(self.switch)
+            if self.switch is not None:
+                self._follow(self.switch.after_step(progress.step, self.calibration))
             if progress.step % self.steps_per_epoch and self._checkpoint_due():
                 self._checkpoint()
         self._count_time()
@@ -154,14 +166,19 @@ class Trainer:
     def _end_epoch(self) -> None:
         progress = self.progress
         progress.epoch += 1
+        peak = peak_bytes(self.device)
         accuracy, loss = self._validate(), self._mean_loss()
         if not math.isfinite(loss):
             raise ConfigError(f"the loss is {loss} in epoch {progress.epoch}: give a smaller learning_rate")
-        self._log(
+        self.log(
             "epoch",
             loss=loss,
             validation_accuracy=accuracy,
             learning_rate=learning_rate(self.settings, progress.epoch - 1 / self.steps_per_epoch),
+            train_seconds=progress.train_seconds,
+            energy_j=progress.energy_j,
+            memory_bytes=training_bytes(self.model, self.optimizer),
+            peak_memory_bytes=peak,
         )
         wanted = self.settings.keep_best or self.settings.patience is not None
         if wanted and accuracy > progress.best_accuracy + self.settings.min_delta:
@@ -172,10 +189,18 @@ class Trainer:
 
     def _offer_switch(self, accuracy: float) -> None:
         self._watch.lap()
-        if self.switch is not None and self.switch.after_epoch(
-            self.progress.epoch, self._calibration, accuracy=accuracy
-        ):
-            self._switched(self.switch)
+        seen = look(self)
+        if self.switch is not None:
+            epoch, batches = self.progress.epoch, self.calibration
+            plan = self.switch.after_epoch(epoch, batches, accuracy=accuracy, statistics=seen)
+            self._follow(plan)
+        self._watch.lap()  # looking is no training
+
+    def _follow(self, plan: Plan | None) -> None:
+        """Go on with what an offer to switch has led to, if to anything."""
+        if plan is not None:
+            self._switched(plan)
+        keep_spectra(self)
 
     def branch_(self, state: dict[str, Any]) -> None:
         """Go on from the state of another run with the same first epochs, as it was before a switch."""
@@ -204,9 +229,8 @@ class Trainer:
         if self.device.type == "cuda":
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def _switched(self, switch: Switch) -> None:
+    def _switched(self, plan: Plan) -> None:
         """Go on with the network that the switch has made; everything set up for the old one goes."""
-        assert switch.plan is not None
         progress = self.progress
         progress.switch_seconds, progress.switch_epoch = self._watch.lap()[0], progress.epoch
         self._settle_loss()
@@ -214,13 +238,16 @@ class Trainer:
         if not self.settings.carry_state:
             self.optimizer = make_optimizer(self.model, self.settings, graphed=self.graphed)
         if self.folder is not None:
-            self.folder.write_plan(switch.plan)
+            self.folder.write_plan(plan)
+        cost = count(self.model)
         progress.best_accuracy, progress.best_epoch, self.best = -1.0, progress.epoch, None  # of another network
-        self._log(
+        self.log(
             "switch",
             validation_accuracy=self._validate(),
-            trainable_before=self._trainable_before,
-            trainable_after=count(self.model).trainable,
+            trainable_before=self._cost_before.trainable,
+            trainable_after=cost.trainable,
+            total_before=self._cost_before.total,
+            total_after=cost.total,
             seconds=progress.switch_seconds,
         )
         self._watch.lap()
@@ -230,8 +257,10 @@ class Trainer:
         if self.best is not None:
             self.model.load_state_dict(self.best)
         cost, progress = count(self.model), self.progress
+        first, five = accuracies_percent(self.model, self.data.test(self.world.share), self.world, (1, 5))
         result = {
-            "test_accuracy": accuracy_percent(self.model, self.data.test(), self.world),
+            "test_accuracy": first,
+            "test_accuracy_top5": five,
             "validation_accuracy": self._validate(),
             "trainable_params": cost.trainable,
             "total_params": cost.total,
@@ -245,11 +274,11 @@ class Trainer:
         return result
 
     def _validate(self) -> float:
-        return accuracy_percent(self.model, self.data.validation(), self.world)
+        return accuracy_percent(self.model, self.data.validation(self.world.share), self.world)
 
-    def _calibration(self) -> Iterator[Tensor]:
-        batches = self.data.calibration(self.settings.calibration_samples)
-        return islice(batches, self.world.rank, None, self.world.size)
+    def calibration(self) -> Iterable[Tensor]:
+        samples, share = self.settings.calibration_samples, self.world.share
+        return Again(lambda: self.data.calibration(samples, share))
 
     def _keep_best(self, accuracy: float) -> None:
         self.progress.best_accuracy, self.progress.best_epoch = accuracy, self.progress.epoch
@@ -278,7 +307,7 @@ class Trainer:
     def _count_time(self) -> None:
         self.progress.count(*self._watch.lap())
 
-    def _log(self, event: str, **values: Any) -> None:
+    def log(self, event: str, **values: Any) -> None:
         record = {"event": event, "epoch": self.progress.epoch, "step": self.progress.step, **values}
         if self.folder is not None:
             self.folder.log(record)

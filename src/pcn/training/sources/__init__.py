@@ -9,7 +9,7 @@ import torch
 
 from pcn.errors import ConfigError, suggest
 from pcn.training.data import Data
-from pcn.training.requests import import_factory
+from pcn.training.named_models import import_factory
 from pcn.training.settings import Settings
 from pcn.training.sources import cifar10, digits, folder, mnist
 

@@ -10,7 +10,7 @@ import torch
 
 from pcn.errors import DataError
 from pcn.training.data import ImageData, split_off
-from pcn.training.images import AUGMENTATIONS, Images, Scale
+from pcn.training.images import Images, Scale, augmentation
 from pcn.training.settings import Settings
 from pcn.training.sources.archives import find_files
 
@@ -26,8 +26,8 @@ def load(settings: Settings) -> ImageData:
     """Read CIFAR-10; a random tenth of the training images is split off for validation."""
     everything, test = read(settings.data_dir)
     train, held_out = split_off(everything, len(everything) // 10, settings.seed)
-    scale = Scale.standardising(train) if settings.scale == "standardise" else Scale.unit(train)
-    return ImageData(train, held_out, test, scale, AUGMENTATIONS[settings.augment])
+    scale = Scale.named(settings.scale, train)
+    return ImageData(train, held_out, test, scale, augmentation(settings.augment))
 
 
 def read(folder: str | None) -> tuple[Images, Images]:

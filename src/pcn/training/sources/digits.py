@@ -6,7 +6,7 @@ import torch
 
 from pcn.errors import DataError
 from pcn.training.data import ImageData
-from pcn.training.images import AUGMENTATIONS, Images, Scale
+from pcn.training.images import Images, Scale, augmentation
 from pcn.training.settings import Settings
 
 TRAIN, VALIDATION = 897, 300  # the remaining 600 are the test set
@@ -18,8 +18,8 @@ def load(settings: Settings) -> ImageData:
     everything = read()
     order = torch.randperm(len(everything), generator=torch.Generator().manual_seed(settings.seed))
     train, held_out, test = (everything.take(part) for part in order.tensor_split((TRAIN, TRAIN + VALIDATION)))
-    scale = Scale.standardising(train) if settings.scale == "standardise" else Scale.unit(train, BRIGHTEST)
-    return ImageData(train, held_out, test, scale, AUGMENTATIONS[settings.augment])
+    scale = Scale.named(settings.scale, train, BRIGHTEST)
+    return ImageData(train, held_out, test, scale, augmentation(settings.augment))
 
 
 def read() -> Images:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pcn.errors import DataError
 from pcn.training.data import ImageData, split_off
-from pcn.training.images import AUGMENTATIONS, Images, Scale
+from pcn.training.images import Images, Scale, augmentation
 from pcn.training.settings import Settings
 
 SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -25,8 +25,8 @@ def load(settings: Settings) -> ImageData:
     folder = _find(settings.data_dir)
     train, test = (_read_images(folder, *FILES[start : start + 2]) for start in (0, 2))
     train, held_out = split_off(train, min(VALIDATION, len(train) // 10), settings.seed)
-    scale = Scale.standardising(train) if settings.scale == "standardise" else Scale.unit(train)
-    return ImageData(train, held_out, test, scale, AUGMENTATIONS[settings.augment])
+    scale = Scale.named(settings.scale, train)
+    return ImageData(train, held_out, test, scale, augmentation(settings.augment))
 
 
 def _find(folder: str | None) -> Path:

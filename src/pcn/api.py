@@ -1,0 +1,74 @@
+"""The public names: what stands here can be had from ``pcn`` itself."""
+
+from pcn.budget import Budget, fit_budget
+from pcn.compress import compress_
+from pcn.config import (
+    ExplainedVariance,
+    Fixed,
+    Fraction,
+    L1Threshold,
+    LayerRule,
+    PCNConfig,
+    RankRule,
+    Threshold,
+)
+from pcn.errors import (
+    ConfigError,
+    CouplingError,
+    FileError,
+    PCNError,
+    PlanError,
+    StatisticsError,
+    TraceError,
+)
+from pcn.fold import fold_
+from pcn.graph import ChannelGraph, trace
+from pcn.io import load, save
+from pcn.plain import to_plain
+from pcn.plan import LayerPlan, Plan, get_plan
+from pcn.planner import Divergence, Response, Taylor
+from pcn.planning import make_plan
+from pcn.statistics import Statistics, analyze
+from pcn.switching import AccuracySlows, AfterEpoch, AfterStep, SubspacesSettle, Switch, recalibrate_
+
+__all__ = [
+    "AccuracySlows",
+    "AfterEpoch",
+    "AfterStep",
+    "Budget",
+    "ChannelGraph",
+    "ConfigError",
+    "CouplingError",
+    "Divergence",
+    "ExplainedVariance",
+    "FileError",
+    "Fixed",
+    "Fraction",
+    "L1Threshold",
+    "LayerPlan",
+    "LayerRule",
+    "PCNConfig",
+    "PCNError",
+    "Plan",
+    "PlanError",
+    "RankRule",
+    "Response",
+    "Statistics",
+    "StatisticsError",
+    "SubspacesSettle",
+    "Switch",
+    "Taylor",
+    "Threshold",
+    "TraceError",
+    "analyze",
+    "compress_",
+    "fit_budget",
+    "fold_",
+    "get_plan",
+    "load",
+    "make_plan",
+    "recalibrate_",
+    "save",
+    "to_plain",
+    "trace",
+]

@@ -1,0 +1,1 @@
+"""Statistics and plans for notebooks and papers: HTML tables, and figures with matplotlib."""

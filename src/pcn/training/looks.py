@@ -1,0 +1,54 @@
+"""Looking at a run on its way: effective dimensions after its epochs, and spectra for its report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pcn.config import PCNConfig
+from pcn.errors import PCNError
+from pcn.report.spectra import spectra_of
+from pcn.statistics import Statistics, analyze
+from pcn.switching.dimensions import dimension_rule, effective_dimensions
+from pcn.training.requests import analysis_options, rank_text
+
+if TYPE_CHECKING:
+    from pcn.training.trainer import Trainer
+
+
+def look(run: Trainer) -> Statistics | None:
+    """Measure the layers' inputs where that is due, write down what was seen and return it.
+
+    A run goes on as it would without; what cannot be measured is written down with the reason. Once there is a plan
+    there is nothing to see: a layer then reads as many directions as it was given.
+    """
+    every, planned = run.settings.measure_every, run.switch is not None and run.switch.begun
+    if planned or every == 0 or run.progress.epoch % every:
+        return None
+    try:
+        stats = _measured(run)
+    except PCNError as error:
+        run.log("dimensions", error=str(error))
+        return None
+    own = replace(stats)  # what the switch finds next does not depend on what was asked here
+    rule = dimension_rule(PCNConfig() if run.switch is None else run.switch.options)
+    run.log("dimensions", rule=rank_text(rule), layers=effective_dimensions(own, rule))
+    if run.folder is not None:
+        run.folder.write_spectra(spectra_of(own, epoch=run.progress.epoch))
+    return stats
+
+
+def keep_spectra(run: Trainer) -> None:
+    """Write down what the switch has made its plan from, once."""
+    switch = run.switch
+    if run.folder is not None and switch is not None and switch.statistics is not run.planned_from:
+        run.planned_from = switch.statistics
+        if switch.statistics is not None:
+            run.folder.write_spectra(spectra_of(switch.statistics, switch.plan, run.progress.epoch))
+
+
+def _measured(run: Trainer) -> Statistics:
+    if run.switch is not None:
+        return run.switch.look(run.calibration)
+    options = analysis_options(run.settings, PCNConfig())
+    return analyze(run.wrapped, run.calibration(), group=run.world.ranks.group, **options)

@@ -1,0 +1,275 @@
+"""analyze, plan, compress and export: one after the other, from files alone, with the same flags."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small import Mlp, images, vectors
+
+import pcn
+from pcn.cli import main
+from pcn.cost import count
+from pcn.nn import PCModule
+
+ROOT = Path(__file__).parents[1]  # the commands import their models from here
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return json.loads(shown.out)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1) -> str:
+    assert main(list(arguments)) == code
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.splitlines()[-1].startswith("pcn: error: ")
+    return output.err
+
+
+def trained(path: Path = Path("weights.safetensors")) -> Mlp:
+    """A model whose weights and inputs lie in files."""
+    model = Mlp(64)
+    save_file(model.state_dict(), path)
+    np.save("inputs.npy", vectors(600).double().numpy())
+    return model
+
+
+MLP = ("--model", "small:Mlp", "--model-options", "width=64", "--weights", "weights.safetensors")
+LOOK = (*MLP, "--inputs", "inputs.npy")
+
+
+def test_from_a_model_and_its_inputs_to_an_exported_network(capsys: pytest.CaptureFixture[str]) -> None:
+    model = trained()
+    looked = document(capsys, "analyze", *LOOK, "--rank", "90%", "--out", "stats.safetensors")
+    assert [row["layer"] for row in looked["layers"]] == ["fc1", "fc2", "fc3"]
+    assert looked["layers"][1]["samples"] == 600
+    stats = pcn.Statistics.load("stats.safetensors")
+    assert looked["layers"][1]["directions"] == stats.spectrum("fc2").count_explaining(0.9)
+
+    saved = ("--stats", "stats.safetensors")
+    planned = document(capsys, "plan", *MLP, *saved, "--rank", "90%", "--out", "plan.json")
+    plan = pcn.Plan.from_json(Path("plan.json").read_text())
+    assert plan == pcn.make_plan(model, stats, pcn.PCNConfig(rank=pcn.ExplainedVariance(0.9)))
+    assert planned["plan"] == json.loads(plan.to_json())
+    assert planned["before"]["trainable"] == count(model).trainable
+
+    done = document(capsys, "compress", *MLP, *saved, "--plan", "plan.json", "--out", "small")
+    assert done["after"] == planned["after"]
+    small = pcn.load(Mlp(64), "small").eval()
+    plan.apply_(model, stats)
+    batch = vectors(5)
+    torch.testing.assert_close(small(batch), model(batch))
+    assert (count(small).trainable, count(small).total) == (done["after"]["trainable"], done["after"]["stored"])
+    assert 0 < done["relative_change"] < 0.5
+
+    compressed = ("--model", "small:Mlp", "--model-options", "width=64", "--weights", "small")
+    exported = document(capsys, "export", *compressed, "--to", "folded", "--out", "folded.safetensors")
+    assert exported["difference"] is None  # nothing went through it
+    original = Mlp(64)
+    original.load_state_dict(load_file("folded.safetensors"))
+    torch.testing.assert_close(original(batch), small(batch), atol=1e-5, rtol=1e-4)
+
+
+def test_what_is_exported_to_onnx_is_what_onnxruntime_computes(capsys: pytest.CaptureFixture[str]) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    trained()
+    document(capsys, "compress", *LOOK, "--rank", "0.25", "--out", "small")
+    flags = ("--model", "small:Mlp", "--model-options", "width=64", "--weights", "small", "--inputs", "inputs.npy")
+    done = document(capsys, "export", *flags, "--to", "onnx", "--dynamic-batch", "--out", "out/model.onnx")
+    assert done["difference"] < 1e-5
+    session = onnxruntime.InferenceSession("out/model.onnx", providers=["CPUExecutionProvider"])
+    batch = vectors(9)
+    (result,) = session.run(None, {session.get_inputs()[0].name: batch.numpy()})
+    expected = pcn.load(Mlp(64), "small")(batch).detach()
+    torch.testing.assert_close(torch.from_numpy(result), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    trained()
+    assert shown(capsys, "analyze", *LOOK).startswith("directions by ExplainedVariance(share=0.95)")
+    text = shown(capsys, "plan", *LOOK, "--params", "0.5", "--out", "plan.json")
+    for words in ("trained", "stored", "The whole model", "FLOPs per sample", "plan in plan.json"):
+        assert words in text
+    text = shown(capsys, "compress", *LOOK, "--rank", "8", "--exclude", "fc1", "--out", "small")
+    assert "saved in small" in text
+    assert "the outputs have moved by" in text
+    flags = ("--model", "small:Mlp", "--model-options", "width=64", "--weights", "small")
+    text = shown(capsys, "export", *flags, "--to", "safetensors", "--form", "dense", "--out", "x.safetensors")
+    assert text.startswith("x.safetensors: ")
+    assert load_file("x.safetensors").keys() == Mlp().state_dict().keys()
+
+
+def test_the_same_rules_mean_the_same_as_in_python(capsys: pytest.CaptureFixture[str]) -> None:
+    model = trained()
+    stats = pcn.analyze(model, [torch.from_numpy(np.load("inputs.npy")).float()])
+
+    def ranks(*flags: str) -> dict[str, int | None]:
+        plan = document(capsys, "plan", *LOOK, *flags)["plan"]
+        return {layer["name"]: layer.get("rank") for layer in plan["layers"]}
+
+    def expected(config: pcn.PCNConfig) -> dict[str, int | None]:
+        return {name: layer.rank for name, layer in pcn.make_plan(model, stats, config).layers.items()}
+
+    assert ranks("--rank", "16") == expected(pcn.PCNConfig(rank=16))
+    assert ranks("--rank", "0.125") == expected(pcn.PCNConfig(rank=0.125))
+    assert ranks("--rank", "variance > 0.01") == expected(pcn.PCNConfig(rank=pcn.Threshold(0.01)))
+    rules = {"fc2": pcn.LayerRule(rank=5), "fc3": pcn.LayerRule(rank=pcn.ExplainedVariance(0.5))}
+    assert ranks("--layers", "fc2=5", "fc3=50%", "--no-skip-larger", "--exclude", "fc1") == expected(
+        pcn.PCNConfig(layers=rules, exclude=["fc1"], skip_larger=False)
+    )
+    planned = document(capsys, "plan", *LOOK, "--params", "0.3", "--worth", "divergence")
+    assert planned["after"]["trainable"] <= 0.3 * count(model).trainable
+    planned = document(capsys, "plan", *LOOK, "--flops", "0.8")
+    assert planned["after"]["flops_per_sample"] <= 0.81 * planned["before"]["flops_per_sample"]
+
+
+def test_shapes_alone_are_enough_for_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--model", "wide_resnet20", "--pcn", "wide_resnet20-pcn1", "--shapes-only")
+    planned = document(capsys, "plan", *flags, "--random-inputs", "2,3,32,32")
+    assert planned["after"]["trainable"] == 1_094_154  # the paper's
+    assert planned["after"]["flops_per_sample"] < planned["before"]["flops_per_sample"]
+    assert document(capsys, "plan", *flags)["after"]["flops_per_sample"] is None
+    assert "needs statistics" in refused(capsys, "plan", *flags[:2], "--shapes-only", "--rank", "90%")
+    assert "leave --shapes-only out" in refused(capsys, "plan", *flags[:2], "--shapes-only", "--params", "9", code=2)
+
+
+def test_a_run_of_pcn_train_brings_its_model_weights_and_data(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--model small_network:build --data digits --epochs 1 --batch 64 --optimizer adam --learning-rate 0.003"
+    sys.path.insert(0, str(ROOT / "training"))
+    document(capsys, "train", *flags.split(), "--device", "cpu", "--out", "run")
+    run = ("--run", "run", "--device", "cpu")
+    looked = document(capsys, "analyze", *run, "--calibration-samples", "100", "--exclude", "0")
+    assert {row["samples"] for row in looked["layers"]} >= {100}
+    assert "0" in looked["left_alone"]
+    document(capsys, "compress", *run, "--rank", "0.25", "--out", "small")
+    exported = document(
+        capsys, "export", "--model", "small_network:build", "--weights", "small", "--to", "torch.export",
+        "--data", "digits", "--out", "x.pt2",
+    )  # fmt: skip
+    assert exported["difference"] < 1e-5
+    again = torch.export.load("x.pt2").module()
+    assert not any(isinstance(module, PCModule) for module in again.modules())
+
+
+def test_text_models_take_tokens_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    options = [
+        "hidden_size=32",
+        "num_hidden_layers=1",
+        "num_attention_heads=2",
+        "intermediate_size=64",
+        "vocab_size=50",
+    ]
+    model = ("--model", "hf:bert", "--model-options", *options)
+    save_file({"input_ids": torch.randint(50, (40, 10)), "attention_mask": torch.ones(40, 10).long()}, "t.safetensors")
+    looked = document(capsys, "analyze", *model, "--inputs", "t.safetensors")
+    assert looked["layers"][0]["samples"] == 400
+    assert main(["plan", *model, "--rank", "8", "--random-inputs", "input_ids=4,10:50", "--json"]) == 0
+    assert "encoder.layer.0.output.dense" in capsys.readouterr().out
+
+
+def test_noise_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "--model", "small:Mlp", "--random-inputs", "50,12", "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["layers"]
+    assert output.err.startswith("pcn: warning: noise has no small subspaces")
+    assert output.err.count("\n") == 1
+
+
+def test_what_is_missing_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    trained()
+    assert "say what to look at: --data" in refused(capsys, "analyze", *MLP, code=2)
+    assert "say what goes in" in refused(capsys, "export", *MLP, "--to", "onnx", "--out", "x.onnx", code=2)
+    wrong = ("compress", *LOOK, "--plan", "plan.json", "--rank", "3", "--out", "small")
+    assert "leave --rank out" in refused(capsys, *wrong, code=2)
+    assert "ends in .onnx" in refused(capsys, "export", *LOOK, "--to", "onnx", "--out", "x.bin", code=2)
+    wrong = ("export", *LOOK, "--to", "folded", "--dynamic-batch", "--out", "x.safetensors")
+    assert "--dynamic-batch goes with" in refused(capsys, *wrong, code=2)
+
+
+def test_what_cannot_be_done_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    trained()
+    small = ("--model", "small:Mlp", "--inputs", "inputs.npy")
+    assert "'fc1.weight' has shape (64, 12)" in refused(capsys, "analyze", *small, "--weights", "weights.safetensors")
+    assert "a budget chooses the ranks itself" in refused(capsys, "plan", *LOOK, "--rank", "3", "--params", "9")
+    assert "no layer is called 'fc9'" in refused(capsys, "plan", *LOOK, "--exclude", "fc9")
+    assert "give a folder of pcn train" in refused(capsys, "plan", "--run", "nowhere")
+    assert main(["analyze", *LOOK, "--out", "stats.safetensors"]) == 0
+    capsys.readouterr()
+    other = ("--model", "small:Residual", "--stats", "stats.safetensors")
+    assert "is about another model" in refused(capsys, "plan", *other, "--rank", "3")
+    worth = ("--stats", "stats.safetensors", "--params", "0.5", "--worth", "divergence")
+    assert "give batches in place of --stats" in refused(capsys, "plan", *MLP, *worth, code=2)
+    wider = ("--model", "small:Mlp", "--model-options", "width=65", "--stats", "stats.safetensors")
+    assert "'fc1' has another shape" in refused(capsys, "plan", *wider, "--rank", "3")
+    assert main(["compress", *LOOK, "--rank", "8", "--out", "small"]) == 0
+    capsys.readouterr()
+    again = ("--model", "small:Mlp", "--model-options", "width=64", "--weights", "small", "--inputs", "inputs.npy")
+    assert "transformed already" in refused(capsys, "compress", *again, "--rank", "4", "--out", "smaller")
+    assert "carries no plan" in refused(capsys, "export", *LOOK, "--to", "folded", "--out", "x.safetensors")
+
+
+def test_files_of_tensors(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ("--model", "small:ConvNet")
+    batch = images(200)
+    np.savez("named.npz", images=batch.numpy())
+    torch.save(batch, "one.pt")
+    torch.save({"images": batch}, "named.pt")
+    results = [document(capsys, "analyze", *model, "--inputs", name) for name in ("named.npz", "one.pt", "named.pt")]
+    assert results[0] == results[1] == results[2]
+    torch.save([batch, 3], "list.pt")
+    assert "holds a list: save one tensor" in refused(capsys, "analyze", *model, "--inputs", "list.pt")
+    assert "there is no file nothing.pt" in refused(capsys, "analyze", *model, "--inputs", "nothing.pt")
+    Path("x.txt").write_text("1")
+    assert "tensors are read from .pt" in refused(capsys, "analyze", *model, "--inputs", "x.txt")
+    Path("x.npy").write_text("1")
+    assert "cannot read the tensors in x.npy" in refused(capsys, "analyze", *model, "--inputs", "x.npy")
+    np.save("objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    assert "cannot read the tensors in objects.npy" in refused(capsys, "analyze", *model, "--inputs", "objects.npy")
+    assert "give a shape" in refused(capsys, "analyze", *model, "--random-inputs", "3x4")
+    assert "a name of its own" in refused(capsys, "analyze", *model, "--random-inputs", "3,4", "5,6")
+
+
+def test_as_a_process_it_prints_json_and_nothing_else() -> None:
+    flags = ("analyze", "--model", "small:Mlp", "--random-inputs", "40,12", "--json")
+    command = [sys.executable, "-m", "pcn", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    assert done.returncode == 0
+    assert len(json.loads(done.stdout)["layers"]) == 3
+    assert done.stderr.startswith("pcn: warning: noise")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_interrupt_and_a_warning_are_one_line_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "noisy_factory.py").write_text(
+        "import warnings\n\n"
+        "def build():\n"
+        "    warnings.simplefilter('always')\n"
+        "    warnings.warn('said\\nin two lines')\n"
+        "    raise KeyboardInterrupt\n"
+    )
+    assert main(["analyze", "--model", "noisy_factory:build", "--random-inputs", "2,3"]) == 130
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "pcn: warning: said in two lines\npcn: stopped\n")

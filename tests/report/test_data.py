@@ -1,0 +1,223 @@
+"""What a report is made from: runs that ended, runs that did not, and statistics alone."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from report.networks import varied
+
+import pcn
+from pcn.cli import main
+from pcn.report import of, of_run, render, spectra, write_report
+from pcn.report.history import before_and_after, growth_before_and_after, history_of
+from pcn.report.spectra import spectra_of
+from pcn.training import Settings
+from pcn.training.requests import parse_rank, rank_text
+
+TRAIN = shlex.split(
+    "train --model small_network:build --data digits --optimizer adam --learning-rate 0.003 --batch 64 --epochs 3"
+    " --device cpu --threads 1"
+)
+LIMIT = 2_000_000
+
+
+@pytest.fixture(scope="module")
+def switched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("run") / "switched", "--switch-at", "2", "--rank", "90%", "--exclude", "4")
+
+
+@pytest.fixture(scope="module")
+def unswitched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("run") / "unswitched", "--measure-every", "2")
+
+
+def trained(folder: Path, *flags: str) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(Path(__file__).parents[1] / "training")
+        assert main([*TRAIN, *flags, "--json", "--out", str(folder)]) == 0
+    return folder
+
+
+def headline(report: dict[str, Any]) -> dict[str, tuple[float | None, float | None]]:
+    return {row["label"]: (row["before"], row["after"]) for row in report["headline"]}
+
+
+def test_a_run_writes_its_report(switched: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (switched / "report.html").read_text(encoding="utf-8")
+    assert len(page) < LIMIT
+    assert page == render(of_run(switched))
+    (switched / "report.html").unlink()
+    assert main(["report", str(switched), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "report": str(switched / "report.html"),
+        "bytes": len(page.encode()),
+    }
+    assert (switched / "report.html").read_text(encoding="utf-8") == page
+
+
+def test_the_numbers_are_those_of_the_run(switched: Path) -> None:
+    report, result = of_run(switched), json.loads((switched / "result.json").read_text())
+    plan = pcn.Plan.from_json((switched / "plan.json").read_text())
+    told = headline(report)
+    assert told["Trained parameters"][1] == result["trainable_params"]
+    assert told["Stored numbers"][1] == result["total_params"]
+    assert told["FLOPs per sample"] == tuple(
+        sum(getattr(layer, side) for layer in plan.layers.values()) for side in ("flops_before", "flops_after")
+    )
+    before, after = told["Trained parameters"]
+    assert told["Training memory"][0] > 4 * 4 * before  # weights, gradients and Adam's two moments, 4 bytes each
+    assert 4 * 4 * after < told["Training memory"][1] < told["Training memory"][0]
+    assert all(side is not None and side > 0 for side in told["Time per epoch"])
+    assert told["Energy per epoch"] == (None, None)  # no counter on a CPU
+    assert report["accuracy"]["test"] == result["test_accuracy"]
+    assert report["facts"][:2] == ["3 epochs", "switched after epoch 2"]
+    assert [layer["kept"]["rank"] for layer in report["layers"]] == [layer.rank for layer in plan.layers.values()]
+    assert {layer["name"]: layer["fixed"] for layer in report["layers"]}["4"] == "excluded by '4'"
+
+
+def test_effective_dimensions_end_where_the_plan_begins(switched: Path) -> None:
+    report = of_run(switched)
+    assert report["history"]["rule"] == "90%"
+    assert [epoch for epoch, _ in report["history"]["dimensions"]["8"]] == [1, 2]
+    ranks = {layer["name"]: layer["kept"]["rank"] for layer in report["layers"]}
+    assert report["history"]["dimensions"]["8"][-1][1] == ranks["8"]
+    assert report["spectra_epoch"] == 2
+
+
+def test_a_run_that_never_switched_can_still_be_explored(unswitched: Path) -> None:
+    report = of_run(unswitched)
+    assert report["planned"] is False
+    assert report["facts"][1] == "not switched"
+    assert [epoch for epoch, _ in report["history"]["dimensions"]["8"]] == [2]
+    assert all(layer["activation"] and layer["fixed"] is None for layer in report["layers"])
+    assert headline(report)["Trained parameters"][1] is None
+    assert 'switch_at = "accuracy slows"' in report["toml"]
+    assert len(render(report)) < LIMIT
+
+
+def test_an_unfinished_run_is_told_as_far_as_it_came(switched: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(switched, folder)
+    (folder / "result.json").unlink()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:20])  # cut off while it was written
+    report = of_run(folder)
+    assert report["facts"][:2] == ["unfinished: 1 of 3 epochs", "not switched"]
+    assert report["planned"] is False  # a plan that the run has still to come to is not shown
+    (folder / "metrics.jsonl").unlink()
+    (folder / "spectra.json").unlink()
+    (folder / "plan.json").unlink()
+    report = of_run(folder)
+    assert report["facts"][0] == "unfinished: 0 of 3 epochs"
+    assert "measure_every" in report["missing"]
+    render(report)
+
+
+def test_what_is_no_run_is_refused_in_one_line(
+    switched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(folder: Path) -> str:
+        assert main(["report", str(folder)]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("pcn: error: ")
+        assert len(error.splitlines()) == 1
+        return error
+
+    assert "is not a folder" in refused(tmp_path / "nothing")
+    assert "not the folder of a run" in refused(tmp_path)
+    folder = tmp_path / "run"
+    shutil.copytree(switched, folder)
+    (folder / "spectra.json").write_text('{"format": "pcn-spectra", "version": 99}')
+    assert "version" in refused(folder)
+    (folder / "spectra.json").write_text("{")
+    assert "spectra.json is damaged" in refused(folder)
+    (folder / "settings.json").write_text('{"colour": "red"}')
+    assert "there is no setting 'colour'" in refused(folder)
+
+
+def test_spectra_answer_as_the_statistics_do() -> None:
+    model, batches = varied()
+    stats = pcn.analyze(model, batches)
+    kept = spectra_of(stats)
+    assert kept["layers"]["left"]["activation"] == kept["layers"]["right"]["activation"]
+    for key, activation in kept["activations"].items():
+        spectrum = stats.spectrum(key)
+        known = spectrum.leading(spectrum.width)[0]
+        assert activation["complete"]
+        assert activation["values"] == [[value for value in group if value > 0] for group in known.tolist()]
+        assert activation["totals"] == spectrum.total_variance.tolist()
+
+
+def test_a_plan_s_own_directions_are_kept_of_a_wide_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectra, "EIGH_SIZE", 100)
+    model, batches = varied()
+    stats = pcn.analyze(model, batches)
+    assert len(spectra_of(stats)["activations"]["wide"]["values"][0]) == 96 * 16 // 8
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(layers={"wide": pcn.LayerRule(rank=230)}))
+    found = spectra_of(stats, plan)["activations"]["wide"]
+    assert len(found["values"][0]) == 199  # 200 samples have no more directions: the others are 0
+    assert found["complete"]
+
+
+def test_the_largest_report_stays_below_its_limit() -> None:
+    widths = [600] * 100
+    activations = {
+        f"layer{n}": {
+            "width": width, "groups": 1, "samples": 5000, "totals": [1.0], "complete": True,
+            "values": [torch.rand(width, dtype=torch.float64).tolist()],
+        }
+        for n, width in enumerate(widths)
+    }  # fmt: skip
+    assert sum(widths) == spectra.MOST
+    model, batches = varied()
+    stats = pcn.analyze(model, batches)
+    report = of(stats, pcn.make_plan(model, stats))
+    report["activations"] = activations
+    report["layers"] = [{**report["layers"][0], "name": f"stage.block.layer{n}"} for n in range(400)]
+    assert 1_000_000 < len(render(report).encode()) < LIMIT
+
+
+def test_statistics_alone_are_enough(tmp_path: Path) -> None:
+    model, batches = varied()
+    path = write_report(tmp_path / "new" / "report.html", of(pcn.analyze(model, batches), title="mine"))
+    assert "<title>mine" in path.read_text(encoding="utf-8")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(pcn.FileError, match="cannot write"):
+        write_report(tmp_path / "file" / "report.html", of(pcn.analyze(model, batches)))
+
+
+def test_time_is_that_of_whole_epochs_on_one_side_of_the_switch() -> None:
+    def epoch(number: int, seconds: float | None) -> dict[str, Any]:
+        values = {"validation_accuracy": 50.0, "train_seconds": seconds, "memory_bytes": 7}
+        return {"event": "epoch", "epoch": number, "step": 10 * number, **values}
+
+    switch = {"event": "switch", "epoch": 2, "step": 25, "validation_accuracy": 40.0}
+    metrics = [epoch(1, 4.0), epoch(2, 8.0), switch, epoch(3, 11.0), epoch(4, 13.0), epoch(5, 15.0)]
+    assert history_of(metrics)["switch"]["at"] == 2.5
+    assert growth_before_and_after(metrics, "train_seconds") == (4.0, 2.0)
+    assert growth_before_and_after(metrics[1:], "train_seconds") == (
+        None,
+        2.0,
+    )  # where its first epoch began is unknown
+    assert growth_before_and_after([epoch(1, None), epoch(2, 8.0)], "train_seconds") == (None, None)
+    assert before_and_after(metrics, "memory_bytes") == (7, 7)
+    assert before_and_after(metrics, "energy_j") == (None, None)
+
+
+@pytest.mark.parametrize("rank", [pcn.Threshold(0.1), pcn.Threshold(1e-7), pcn.ExplainedVariance(0.999), 64, 0.25])
+def test_a_rule_is_written_as_it_is_read(rank: Any) -> None:
+    assert parse_rank(rank_text(rank)) == rank
+
+
+def test_the_same_run_can_be_asked_for_again(switched: Path) -> None:
+    import tomllib
+
+    settings = Settings.from_mapping(json.loads((switched / "settings.json").read_text()))
+    again = Settings.from_mapping(tomllib.loads(of_run(switched)["toml"] + 'rank = "90%"\nexclude = ["4"]'))
+    assert again == settings

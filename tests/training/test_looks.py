@@ -1,0 +1,109 @@
+"""A run that looks at its effective dimensions is the run that it would have been without."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pcn
+from pcn.cli import main
+from pcn.training import Data, Settings, Trainer, load_data
+
+TRAIN = shlex.split(
+    "train --model small_network:build --data digits --optimizer adam --learning-rate 0.003 --batch 64 --epochs 3"
+    " --device cpu --threads 1 --augment crop-flip --json"
+)
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+
+
+def train(folder: Path, *flags: str) -> Path:
+    assert main([*TRAIN, *flags, "--out", str(folder)]) == 0
+    return folder
+
+
+def looks(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == "dimensions"]
+
+
+@pytest.mark.parametrize("at", ["2", "subspaces settle"])
+def test_looking_changes_nothing(tmp_path: Path, at: str) -> None:
+    often, never = (train(tmp_path / every, "--switch-at", at, "--measure-every", every) for every in ("1", "0"))
+    for name in ("plan.json", "spectra.json", "model/model.safetensors"):
+        assert (often / name).read_bytes() == (never / name).read_bytes()
+    switched = json.loads((often / "result.json").read_text())["switch_epoch"]
+    assert [record["epoch"] for record in looks(often)] == list(range(1, switched + 1))
+    assert looks(never) == []
+
+
+def test_the_spectra_are_those_that_the_plan_was_made_from(tmp_path: Path) -> None:
+    folder = train(tmp_path / "run", "--switch-at", "1", "--fade-epochs", "1", "--rank", "90%")
+    assert json.loads((folder / "spectra.json").read_text())["epoch"] == 1
+    assert [record["epoch"] for record in looks(folder)] == [1]  # not while it fades
+    plan = pcn.Plan.from_json((folder / "plan.json").read_text())
+    ranks = {layer.name: layer.rank for layer in plan.transformed}
+    assert {name: looks(folder)[0]["layers"][name] for name in ranks} == ranks
+
+
+def test_tensorboard_gets_the_dimensions(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    folder = train(tmp_path / "run", "--switch-at", "2", "--rank", "variance > 0.1", "--exclude", "4")
+    events = accumulator.EventAccumulator(str(folder / "events")).Reload()
+    seen = looks(folder)
+    assert [record["rule"] for record in seen] == ["variance > 0.1"] * 2
+    assert set(seen[0]["layers"]) == {"0", "8", "10"}
+    for name in seen[0]["layers"]:
+        scalars = [(e.step, e.value) for e in events.Scalars(f"effective_dimension/{name}")]
+        assert scalars == [(record["step"], record["layers"][name]) for record in seen]
+
+
+def test_a_run_without_a_switch_is_looked_at_too(tmp_path: Path) -> None:
+    folder = train(tmp_path / "run", "--measure-every", "2")
+    assert [record["epoch"] for record in looks(folder)] == [2]
+    assert json.loads((folder / "spectra.json").read_text())["epoch"] == 2
+
+
+class SlowToLookAt:
+    """Data whose calibration samples take their time."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def calibration(self, *arguments: Any) -> Any:
+        time.sleep(1)
+        return self._data.calibration(*arguments)
+
+
+def test_looking_is_no_training() -> None:
+    settings = Settings(model="small_network:build", epochs=3, batch=400, switch_at="2", rank="0.25")
+    trainer = Trainer(settings, SlowToLookAt(load_data(settings, torch.device("cpu"), torch.float32)))
+    started = time.perf_counter()
+    result = trainer.run()
+    assert result is not None
+    assert result["switch_seconds"] > 1  # what the switch looks at is its own
+    assert time.perf_counter() - started - result["train_seconds"] > 2  # after the first epoch, and before the switch
+
+
+def test_what_cannot_be_measured_does_not_stop_a_run(tmp_path: Path) -> None:
+    folder = train(tmp_path / "run", "--model", "small_network:without_layers", "--epochs", "1")
+    assert "no layer to look at" in looks(folder)[0]["error"]
+    assert not (folder / "spectra.json").exists()
+    assert (folder / "report.html").exists()
+
+
+def test_a_negative_number_of_epochs_is_refused() -> None:
+    with pytest.raises(pcn.ConfigError, match="measure_every=-1"):
+        Settings(measure_every=-1)
