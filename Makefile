@@ -9,7 +9,7 @@ START ?= 0
 EXAMPLES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow fuzz lint types format benchmark clean
+.PHONY: help demo test test-slow fuzz lint types format docs notebook package benchmark comparison experiments clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,8 +40,30 @@ format: $(VENV)/.installed-test ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.installed-docs ## build the documentation into build/site; a warning or a broken link fails
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/site
+	@echo "open build/site/index.html"
+
+notebook: $(VENV)/.installed-notebook ## run the notebook and save it with its outputs
+	$(BIN)/python notebooks/run.py
+
+package: $(VENV)/.installed-package ## build wheel and sdist, and try both in an empty environment
+	rm -rf dist build/package
+	$(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv build/package
+	build/package/bin/python -m pip install --disable-pip-version-check -c constraints.txt dist/*.whl
+	build/package/bin/python tests/package/smoke.py README.md src/pcn
+	build/package/bin/python -m pip install --disable-pip-version-check --no-deps --force-reinstall dist/*.tar.gz
+	build/package/bin/python tests/package/smoke.py README.md src/pcn
+
 benchmark: $(VENV)/.installed-test ## measure the analysis; results land in benchmarks/results
 	$(BIN)/python benchmarks/analysis.py
+
+comparison: $(VENV)/.installed-test ## bring docs/comparison.md up to benchmarks/results
+	$(BIN)/python benchmarks/peers_report.py --write
+
+experiments: $(VENV)/.installed-test ## run what is missing of the paper's experiments, on a GPU (DATA=folder)
+	$(BIN)/python experiments/run_all.py --data $(DATA)
 
 clean: ## remove the environment, caches and build outputs
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

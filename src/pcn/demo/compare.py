@@ -97,7 +97,7 @@ def _run(model: nn.Module, digits: Digits, seed: int, time_s: float) -> Run:
         seed=seed,
         trainable=cost.trainable,
         total=cost.total,
-        flops_per_sample=flops_per_sample(model, digits.test.images[:1]),
+        flops_per_sample=flops_per_sample(model, digits.test.images[:256]),
         validation_accuracy_percent=accuracy_percent(model, digits.validation),
         test_accuracy_percent=accuracy_percent(model, digits.test),
         time_s=time_s,
