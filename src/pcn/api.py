@@ -22,6 +22,7 @@ from pcn.errors import (
     TraceError,
 )
 from pcn.fold import fold_
+from pcn.fusion import choose_forms, fuse_, unfuse_
 from pcn.graph import ChannelGraph, trace
 from pcn.io import load, save
 from pcn.plain import to_plain
@@ -61,9 +62,11 @@ __all__ = [
     "Threshold",
     "TraceError",
     "analyze",
+    "choose_forms",
     "compress_",
     "fit_budget",
     "fold_",
+    "fuse_",
     "get_plan",
     "load",
     "make_plan",
@@ -71,4 +74,5 @@ __all__ = [
     "save",
     "to_plain",
     "trace",
+    "unfuse_",
 ]

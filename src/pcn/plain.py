@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pcn.errors import ConfigError, PlanError
+from pcn.fusion import unfuse_
 from pcn.layers import unwrap
 from pcn.nn import PCModule, inherit_
 from pcn.nn.build import uninitialised
@@ -33,6 +34,7 @@ def to_plain(model: nn.Module, form: Form = "factored") -> nn.Module:
     if form not in ("factored", "dense"):
         raise ConfigError(f"form={form!r}: choose 'factored' or 'dense'")
     model = copy.deepcopy(unwrap(model))
+    unfuse_(model)  # what was fused speaks of layers that go
     made: dict[int, nn.Module] = {}  # a layer under two names stays one layer
 
     def plain(module: nn.Module, name: str) -> nn.Module:

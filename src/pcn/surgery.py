@@ -131,6 +131,9 @@ def reshape_(
 
 def commit_(model: nn.Module, edit: Edit, plan: Plan | None) -> Callable[[], None]:
     """Put new layers and tensors in, wherever the old ones are held; return how to undo it all."""
+    from pcn.fusion import unfuse_
+
+    unfuse_(model)  # what was fused speaks of layers that go
     with ExitStack() as undo:
         _swap_layers_(model, edit.swaps, undo)
         _swap_tensors_(model, edit.cut, undo)

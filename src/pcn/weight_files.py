@@ -1,10 +1,10 @@
-"""Weights that somebody hands over: a safetensors file, what torch.save made of a state dict, or a saved folder."""
+"""Weights that somebody hands over: a safetensors file, a state dict saved by torch, or a saved folder."""
 
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError
@@ -47,7 +47,7 @@ def read_state(path: Path) -> State:
         if path.suffix not in TORCH_SUFFIXES:
             raise FileError(f"{path}: weights are read from .safetensors, {', '.join(TORCH_SUFFIXES)} files")
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except UnpicklingError as error:
         raise FileError(f"{path} holds more than tensors; save model.state_dict() alone") from error
     except (OSError, SafetensorError, RuntimeError, EOFError, ValueError) as error:
         raise FileError(f"cannot read the weights {path}: {' '.join(str(error).split())}") from error

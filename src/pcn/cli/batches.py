@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ def read_inputs(path: Path) -> Inputs:
         raise FileError(f"{path}: tensors are read from {', '.join(SUFFIXES)} files")
     try:
         found = readers[path.suffix](path)
-    except (OSError, ValueError, RuntimeError, SafetensorError, EOFError, pickle.UnpicklingError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, EOFError, UnpicklingError) as error:
         reason = " ".join(str(error).split())[:200]
         raise FileError(f"cannot read the tensors in {path}: {reason}; save tensors only") from error
     if isinstance(found, Mapping) and found and all(isinstance(value, Tensor) for value in found.values()):
