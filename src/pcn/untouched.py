@@ -13,9 +13,12 @@ from torch import Tensor, nn
 def untouched(model: nn.Module, eval_mode: bool) -> Iterator[None]:
     """Run a model eagerly and without gradients; its modes, buffers and the random numbers are put back afterwards.
 
-    A hook on a part of a compiled model does not fire, so that compiled code is passed by. For a few batches of another
-    size, cuDNN's search for the fastest kernels would take longer than they do.
+    A hook on a part of a compiled model does not fire, so that compiled code is passed by; fused modules hand values
+    on that hooks could not read, so that their stock code runs. For a few batches of another size, cuDNN's search for
+    the fastest kernels would take longer than they do.
     """
+    from pcn.fusion.switch import plain
+
     with ExitStack() as stack:
         stack.enter_context(same_modes(model))
         stack.enter_context(_same_buffers(model))
@@ -23,6 +26,7 @@ def untouched(model: nn.Module, eval_mode: bool) -> Iterator[None]:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_without_search())
+        stack.enter_context(plain())
         if eval_mode:
             model.eval()
         yield

@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from functools import cache
-from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -141,12 +140,6 @@ class Settings:
 
 @cache
 def _hints() -> dict[str, Any]:
-    return get_type_hints(Settings)
-
-
-@cache
-def _types() -> dict[str, Any]:
-    """What every setting's annotation says; working that out takes a millisecond."""
     return get_type_hints(Settings)
 
 

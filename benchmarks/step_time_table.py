@@ -1,0 +1,78 @@
+"""Print benchmarks/results/step_time.json as the Markdown tables that stand in docs/performance.md.
+
+python benchmarks/step_time_table.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "step_time.json"
+NOTHING = "Not measured yet: there is no `benchmarks/results/step_time.json`."
+Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+
+
+def _number(key: str, digits: int, factor: float = 1.0) -> Callable[[Row], str]:
+    return lambda row: "" if row.get(key) is None else f"{row[key] * factor:.{digits}f}"
+
+
+def _text(key: str) -> Callable[[Row], str]:
+    return lambda row: str(row[key])
+
+
+RECORDS: list[Column] = [
+    ("network", _text("network")),
+    ("batch", _text("batch")),
+    ("parent, ms", _number("parent_ms", 2)),
+    ("with our batch norm", _number("parent_our_bn_ms", 2)),
+    ("narrow, ms", _number("narrow_ms", 2)),
+    ("PCN, ms", _number("pcn_ms", 2)),
+    ("PCN / parent", _number("ratio", 2)),
+    ("floor, ms", _number("floor_ms", 2)),
+    ("peak, MiB: parent", _number("parent_peak_mib", 0)),
+    ("PCN", _number("pcn_peak_mib", 0)),
+    ("J per step: parent", _number("parent_energy_j", 3)),
+    ("PCN", _number("pcn_energy_j", 3)),
+]
+KERNELS: list[Column] = [
+    ("kernel", _text("kernel")),
+    ("width → rank", lambda row: f"{row['width']} → {row['rank']}"),
+    ("rows", lambda row: f"{row['rows']:,}"),
+    ("µs", _number("time_us", 1)),
+    ("MiB", _number("mib", 0)),
+    ("share of a copy's speed (%)", _number("share_of_copy", 0, 100.0)),
+]
+
+
+def tables(path: Path = RESULTS) -> str:
+    """The steps of the networks and the kernels alone; or that nothing was measured."""
+    if not path.exists():
+        return NOTHING
+    found = json.loads(path.read_text())
+    machine = found["machine"]
+    head = (
+        f"`benchmarks/step_time.py`, {machine['device']}, torch {machine['torch']}, a copy moves "
+        f"{machine['copy_bytes_per_s'] / 1e12:.2f} TB/s:"
+    )
+    parts = [
+        table(columns, found[kind]) for kind, columns in (("records", RECORDS), ("kernels", KERNELS)) if found[kind]
+    ]
+    return "\n\n".join([head, *parts])
+
+
+def table(columns: list[Column], rows: list[Row]) -> str:
+    left = ("network", "kernel")
+    lines = [
+        [name for name, _ in columns],
+        ["---" if name in left else "---:" for name, _ in columns],
+        *([show(row) for _, show in columns] for row in rows),
+    ]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+if __name__ == "__main__":
+    print(tables())

@@ -1,0 +1,35 @@
+"""What is fused around one batch norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pcn.fusion.layers import FusedLayer
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """``batch norm [-> + s] [-> ReLU] [-> projection]``: what one pass computes after the statistics.
+
+    ``readers`` are the principal component layers that take the projection: all with the basis of the first. ``emit``
+    says that somebody needs the full width as well. ``before`` is the layer whose bias batch norm takes away again.
+    """
+
+    added: bool = False
+    relu: bool = False
+    emit: bool = True
+    readers: tuple[FusedLayer, ...] = field(default=(), repr=False)
+    before: FusedLayer | None = field(default=None, repr=False)
+
+    @property
+    def projects(self) -> bool:
+        return len(self.readers) > 0
+
+    def projects_for(self, reader: FusedLayer) -> bool:
+        """Whether the projection is this reader's: the first's always, others' while nobody has loaded a new basis."""
+        if not self.projects or reader is self.readers[0]:
+            return self.projects
+        unmoved = not any(each.use.moved for each in self.readers)
+        return unmoved and any(reader is each for each in self.readers)

@@ -1,0 +1,126 @@
+"""Batch norm, ReLU and projection of a model run in one pass, in place.
+
+Modules keep their places, parameters, buffers and names: only their class becomes a subclass of what it was, so that
+optimizers, ``state_dict``, ``copy.deepcopy``, DDP and ``torch.compile`` see the model that they know. Between modules a
+fused value travels as a :class:`~pcn.fusion.pending.Pending`, which turns into a tensor in the hands of any code that
+the graph did not show: a wrong guess costs time and never changes what is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from pcn.distributed.refusals import check_whole
+from pcn.errors import ConfigError, suggest
+from pcn.example import Example, device_of
+from pcn.fusion.chain import Chain
+from pcn.fusion.find import Found, Search, find_chains, hooked
+from pcn.fusion.layers import LAYERS, Form, FusedLayer, Use, multiplies_out
+from pcn.fusion.norms import NORMS, FusedNorm
+from pcn.layers import unwrap
+from pcn.nn import PCModule
+
+FORMS: tuple[Form, ...] = ("fused", "factored", "folded")
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What :func:`fuse_` did: the chains, the form of every principal component layer, and what was left alone."""
+
+    chains: tuple[Found, ...]
+    forms: dict[str, Form]
+    left_alone: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{chain.norm}: {_described(chain)}" for chain in self.chains]
+        lines += [f"{name}: {form}" for name, form in self.forms.items() if form != "fused"]
+        return "\n".join([*lines, *(f"{name}: left alone, {why}" for name, why in self.left_alone.items())])
+
+
+def fuse_(model: nn.Module, example: Any, *, forms: Mapping[str, Form] | Form = "fused") -> Fusion:
+    """Have a model's batch norms run in one pass with what follows them; compile it afterwards, not before.
+
+    ``example`` is a batch as :func:`pcn.analyze` takes it. ``forms`` says how principal component layers run: "fused"
+    with the batch norm before them where that is possible, "factored" (a narrow product, then the layer) or "folded"
+    (the basis multiplied out at each step); a mapping from names gives each its own, "fused" where it is silent.
+    Call it again after surgery, which takes it back, and after loading other bases, which are then no longer shared.
+
+    >>> from pcn.nn import PCConv2d
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), PCConv2d(16, 8, 3, rank=4))
+    >>> print(fuse_(model, torch.ones(2, 3, 9, 9)))
+    1: batch norm, ReLU, projected for '3'
+    """
+    base = unwrap(model)
+    check_whole(base)
+    unfuse_(base)
+    given = example if isinstance(example, Example) else Example.of(example, device=device_of(base))
+    chosen = _forms(base, forms)
+    search = find_chains(base, given, chosen)
+    attach_(base, search, chosen)
+    fused = {name for chain in search.chains for name in chain.readers}
+    held = {name: "factored" if form == "fused" and name not in fused else form for name, form in chosen.items()}
+    return Fusion(tuple(search.chains), held, search.left_alone)
+
+
+def attach_(model: nn.Module, search: Search, forms: Mapping[str, Form]) -> None:
+    """Turn modules into their fused subclasses."""
+    layers = {name: _become(model.get_submodule(name), LAYERS) for name in forms}
+    norms = {chain.norm: _become(model.get_submodule(chain.norm), NORMS) for chain in search.chains}
+    before = {chain.before: chain.norm for chain in search.chains if chain.before is not None}
+    for chain in search.chains:
+        readers = tuple(layers[name] for name in chain.readers)
+        layer = None if chain.before is None else layers.get(chain.before)
+        norms[chain.norm].chain = Chain(chain.added, chain.relu, chain.emit, readers, layer)
+    for name, layer in layers.items():
+        after = before.get(name)
+        layer.use = Use(forms[name], None if after is None else norms[after])
+
+
+def unfuse_(model: nn.Module) -> None:
+    """Give every module its own class back."""
+    for module in unwrap(model).modules():
+        if isinstance(module, FusedNorm | FusedLayer):
+            module.__dict__.pop("chain", None)
+            module.__dict__.pop("use", None)
+            stock: Any = next(stock for stock, fused in {**NORMS, **LAYERS}.items() if fused is type(module))
+            module.__class__ = stock
+
+
+def _become(module: nn.Module, classes: Mapping[type[nn.Module], type[nn.Module]]) -> Any:
+    module.__class__ = classes[type(module)]
+    return module
+
+
+def _forms(model: nn.Module, given: Mapping[str, Form] | Form) -> dict[str, Form]:
+    """The form of every layer that can have one."""
+    known = [name for name, module in model.named_modules() if isinstance(module, PCModule)]
+    asked = dict.fromkeys(known, given) if isinstance(given, str) else dict(given)
+    for name, form in asked.items():
+        if name not in known:
+            raise ConfigError(f"{name!r} is not a principal component layer of this model{suggest(name, known)}")
+        if form not in FORMS:
+            raise ConfigError(f"the form {form!r} of {name!r} is unknown: choose one of {', '.join(FORMS)}")
+    return {name: asked.get(name, "fused") for name in layers_with_forms(model)}
+
+
+def layers_with_forms(model: nn.Module) -> dict[str, PCModule]:
+    """The layers that can run in more than their own way: plain ones, without hooks."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, PCModule)}
+    return {
+        name: layer
+        for name, layer in layers.items()
+        if type(layer) in LAYERS and multiplies_out(layer) and not hooked(layer)
+    }
+
+
+def _described(chain: Found) -> str:
+    said = "batch norm" + (", sum" if chain.added else "") + (", ReLU" if chain.relu else "")
+    if chain.readers:
+        said += f", projected for {' and '.join(map(repr, chain.readers))}"
+        said += " and written" if chain.emit else ""
+    return said

@@ -1,0 +1,171 @@
+"""Principal component layers that take a projection from the pass before them, or multiply their basis out.
+
+Convolutions take U'x as it is and correct their bias, so that layers with and without padding share one projection;
+linear layers take U'(x - mu).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pcn.fusion.pending import Pending
+from pcn.fusion.switch import fuses, switched_on
+from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, PCModule
+from pcn.nn.functional import compute_dtype, convolve, convolve_padded, pointwise
+
+if TYPE_CHECKING:
+    from pcn.fusion.norms import FusedNorm
+
+Form = Literal["fused", "factored", "folded"]
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """How a layer runs, and the fused batch norm that alone reads its output, if there is one."""
+
+    form: Form = "fused"
+    after: FusedNorm | None = field(default=None, repr=False)
+    moved: bool = False  # another basis was loaded since: it may differ from that of the layer it shared with
+
+    def bias_cancels(self, x: Tensor) -> bool:
+        """Whether what the layer adds to its output, which is like x, is taken away again."""
+        return self.after is not None and self.after.training and fuses(x)
+
+
+class FusedLayer(PCModule):
+    """What the fused layers share; ``use`` says how this one runs."""
+
+    use: Use
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(x, Pending):
+            projected = x.projection_for(self)
+            if projected is not None:
+                return self._from_projected(projected)
+            x = x.tensor()
+        replica = getattr(self, "_is_replica", False)  # of DataParallel: the batch norm after it is on another device
+        if replica or not switched_on() or not multiplies_out(self):
+            return super().forward(x)  # type: ignore[no-any-return]
+        return self._folded(x) if self.use.form == "folded" else self._from_projected(self._project(x))
+
+    def _load_from_state_dict(self, *arguments: Any, **keywords: Any) -> None:
+        before = self.basis.detach().clone(), self.mean.detach().clone()
+        super()._load_from_state_dict(*arguments, **keywords)
+        if not all(map(torch.equal, before, (self.basis, self.mean))):
+            self.use = replace(self.use, moved=True)
+
+    def constant(self) -> Tensor:
+        """What the layer adds at every position, beside the product of its weight with the projection."""
+        raise NotImplementedError
+
+    def _project(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _from_projected(self, projected: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _folded(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _bias(self, x: Tensor) -> Tensor | None:
+        """The constant in the dtype that x is multiplied in, or None where a batch norm takes it away again."""
+        return None if self.use.bias_cancels(x) else self.constant().to(compute_dtype(x))
+
+    def _dense(self, dtype: torch.dtype) -> Tensor:
+        """V W~ Uᵀ, with the channels last in memory."""
+        weight = self.weight.to(dtype).movedim(1, -1)
+        if self.output_basis is not None:
+            weight = (self.output_basis.to(dtype) @ weight.flatten(1)).unflatten(1, weight.shape[1:])
+        return (weight @ self.basis.to(dtype).T).movedim(-1, 1)
+
+
+class FusedConv(FusedLayer):
+    """What the fused convolutions share."""
+
+    geometry: Any
+
+    def constant(self) -> Tensor:
+        # b~ - (Σ_k W~_k) Uᵀmu from the rounded W~ and U, in fp32; written so that a compiler makes one kernel of it.
+        dtype = compute_dtype(self.weight)
+        wide = torch.promote_types(dtype, torch.float32)
+        centre = (self.basis.to(dtype).to(wide) * self.mean.to(wide)[:, None]).sum(0)
+        weight = self.weight.to(dtype).to(wide).flatten(2)
+        response = (weight * centre[:, None]).sum((1, 2))
+        if self.output_basis is not None:
+            response = (self.output_basis.to(dtype).to(wide) * response).sum(1)
+        return self.bias.to(wide) - response
+
+    def _project(self, x: Tensor) -> Tensor:
+        kernel = pointwise(self.basis.to(compute_dtype(x)).T, self.weight.dim() - 2)
+        return convolve(x, kernel, None, 1)
+
+    def _from_projected(self, projected: Tensor) -> Tensor:
+        bias = self._bias(projected)
+        if self.output_basis is None:
+            return convolve_padded(projected, self.weight, bias, self.geometry)
+        core = convolve_padded(projected, self.weight, None, self.geometry)
+        return convolve(core, pointwise(self.output_basis.to(core.dtype), core.dim() - 2), bias, 1)
+
+    def _folded(self, x: Tensor) -> Tensor:
+        dtype = compute_dtype(x)
+        return convolve_padded(x, self._dense(dtype), self._bias(x), self.geometry)
+
+
+class FusedConv1d(FusedConv, PCConv1d):
+    """A fused :class:`PCConv1d`."""
+
+
+class FusedConv2d(FusedConv, PCConv2d):
+    """A fused :class:`PCConv2d`."""
+
+
+class FusedConv3d(FusedConv, PCConv3d):
+    """A fused :class:`PCConv3d`."""
+
+
+class FusedLinear(FusedLayer, PCLinear):
+    """A fused :class:`PCLinear`."""
+
+    def constant(self) -> Tensor:
+        return self.bias
+
+    def _project(self, x: Tensor) -> Tensor:
+        dtype = compute_dtype(x)
+        return F.linear(x, self.basis.to(dtype).T, -self._centre(dtype))
+
+    def _from_projected(self, projected: Tensor) -> Tensor:
+        bias = self._bias(projected)
+        if self.output_basis is None:
+            return F.linear(projected, self.weight, bias)
+        return F.linear(F.linear(projected, self.weight), self.output_basis.to(projected.dtype), bias)
+
+    def _folded(self, x: Tensor) -> Tensor:
+        dtype = compute_dtype(x)
+        dense = self._dense(dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        offset = -(dense.to(wide) * self.mean.to(wide)).sum(1)
+        if not self.use.bias_cancels(x):
+            offset = offset + self.bias.to(wide)
+        return F.linear(x, dense, offset.to(dtype))
+
+    def _centre(self, dtype: torch.dtype) -> Tensor:
+        wide = torch.promote_types(dtype, torch.float32)
+        return (self.basis.to(dtype).to(wide) * self.mean.to(wide)[:, None]).sum(0).to(dtype)
+
+
+LAYERS: dict[type[nn.Module], type[FusedLayer]] = {
+    PCConv1d: FusedConv1d,
+    PCConv2d: FusedConv2d,
+    PCConv3d: FusedConv3d,
+    PCLinear: FusedLinear,
+}
+
+
+def multiplies_out(layer: PCModule) -> bool:
+    """Whether a layer is V W~ Uᵀ alone: with groups, a trained basis or an offset it is not."""
+    return layer.offset_weight is None and not layer.train_basis and layer.groups == 1

@@ -1,0 +1,106 @@
+"""Batch norms that run in one pass with what follows them; parameters, buffers and statistics are the stock ones'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from pcn.fusion.chain import Chain
+from pcn.fusion.pending import Pending, full
+from pcn.fusion.switch import fuses
+from pcn.kernels.ops import batch_moments, norm_project
+from pcn.kernels.rows import as_rows, from_rows
+from pcn.nn.functional import compute_dtype
+
+
+class FusedNorm(_BatchNorm):
+    """What the fused batch norms share; ``chain`` says what follows."""
+
+    chain: Chain
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = full(input)
+        if not fuses(x) or not self._suits(x):
+            return super().forward(x)
+        self._check_input_dim(x)  # type: ignore[no-untyped-call]
+        rows = as_rows(x)
+        pending = Pending(self, rows, x.shape, self._statistics(rows))
+        # Only what the graph has shown to be a ReLU, or a sum and a ReLU, may come next.
+        return pending if self.chain.relu else pending.tensor()  # type: ignore[return-value]
+
+    def _suits(self, x: Tensor) -> bool:
+        if getattr(self, "_is_replica", False):  # of DataParallel: the chain is on another device
+            return False
+        enough = x.numel() > x.shape[1] * (1 if self.uses_batch else 0)  # of one row PyTorch says that it is too few
+        return x.dim() > 1 and x.is_floating_point() and enough and not x.is_complex()
+
+    @property
+    def uses_batch(self) -> bool:
+        """Whether the batch's own statistics are used."""
+        return self.training or self.running_mean is None
+
+    def _statistics(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean and the inverse standard deviation to normalise with; the running ones follow."""
+        if not self.uses_batch:
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            wide = torch.promote_types(rows.dtype, torch.float32)
+            return self.running_mean.to(wide), (self.running_var.to(wide) + self.eps).rsqrt()
+        mean, variance = batch_moments(rows.detach())
+        if self.training and self.track_running_stats:
+            self._follow(mean, variance, rows.shape[0])
+        return mean, (variance + self.eps).rsqrt()
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        """Move the running statistics as the stock layers do; what the layer before left out is in the mean."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        if self.momentum is None:
+            share: Any = (1.0 / self.num_batches_tracked).to(self.running_mean.dtype)
+        else:
+            share = self.momentum
+        if self.chain.before is not None:
+            mean = mean + self.chain.before.constant().to(mean.dtype)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_((variance * (count / (count - 1))).to(self.running_var.dtype), share)
+
+    def finish(self, pending: Pending, *, emit: bool, project: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Compute what a pending value stands for: at its full width, projected, or both."""
+        mean, inverse_std = pending.statistics
+        rows, shape = pending.rows, pending.full_shape
+        added = None if pending.added is None else as_rows(pending.added)
+        basis = self.chain.readers[0].basis.to(compute_dtype(rows)) if project else None
+        centre = self.chain.readers[0].mean if project and len(shape) == 2 else None  # see pcn.fusion.layers
+        given = self._weight(), self.bias, mean, inverse_std, basis, centre, pending.relu_applied, emit, self.uses_batch
+        y, projected = norm_project(rows, added, *given)
+        return from_rows(y, shape) if emit else None, from_rows(projected, shape) if project else None
+
+    def _weight(self) -> Tensor:
+        """The weight; a bias that batch norm takes away keeps its place in the graph, with a gradient of zero."""
+        before = self.chain.before
+        return self.weight if before is None or not self.training else self.weight + 0.0 * before.bias
+
+
+class FusedBatchNorm1d(FusedNorm, nn.BatchNorm1d):
+    """A fused ``nn.BatchNorm1d``."""
+
+
+class FusedBatchNorm2d(FusedNorm, nn.BatchNorm2d):
+    """A fused ``nn.BatchNorm2d``."""
+
+
+class FusedBatchNorm3d(FusedNorm, nn.BatchNorm3d):
+    """A fused ``nn.BatchNorm3d``."""
+
+
+NORMS: dict[type[nn.Module], type[FusedNorm]] = {
+    nn.BatchNorm1d: FusedBatchNorm1d,
+    nn.BatchNorm2d: FusedBatchNorm2d,
+    nn.BatchNorm3d: FusedBatchNorm3d,
+}

@@ -1,0 +1,99 @@
+"""How a kernel is launched: tile sizes and warps from a short list, the first of it unless others were timed faster.
+
+Timing happens inside ``with tuning():`` only; what it finds is remembered in this process and, with a path, in a file.
+The number of rows is no part of what is remembered: it hardly changes which tile is the best.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+PACKAGED = Path(__file__).with_name("launches.json")  # found on devices that were at hand
+REPEATS = 10  # of every candidate, after one that compiles
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One way to run a kernel: rows and columns of a tile, warps of a program, stages of its loads."""
+
+    rows: int
+    columns: int
+    warps: int = 4
+    stages: int = 2
+
+
+Run = Callable[[Launch], object]
+
+
+class Choices:
+    """What was found fastest, by device, kernel and sizes."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Launch] = {}
+        self.tuning = False
+
+    def run(self, key: str, candidates: Sequence[Launch], device: torch.device, run: Run) -> None:
+        """Run a kernel in the way that is known as the fastest, or find it out first."""
+        if device.type != "cuda":  # in Triton's interpreter
+            run(candidates[0])
+            return
+        with torch.cuda.device(device):  # where Triton launches
+            key = f"{torch.cuda.get_device_name(device)} {key}"
+            if self.tuning and key not in self.found and not torch.cuda.is_current_stream_capturing():
+                self.found[key] = min(candidates, key=lambda launch: _time_ms(run, launch))
+            run(self.found.get(key, candidates[0]))
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps({key: asdict(launch) for key, launch in self.found.items()}, indent=1) + "\n")
+
+    def load(self, path: Path) -> None:
+        self.found |= {key: Launch(**launch) for key, launch in json.loads(path.read_text()).items()}
+
+
+CHOICES = Choices()
+if PACKAGED.exists():
+    CHOICES.load(PACKAGED)
+
+
+@contextmanager
+def tuning(path: Path | None = None) -> Iterator[None]:
+    """Time the candidates of every kernel that runs inside and is not known yet; ``path`` keeps what is found."""
+    if path is not None and path.exists():
+        CHOICES.load(path)
+    before, CHOICES.tuning = CHOICES.tuning, True
+    try:
+        yield
+    finally:
+        CHOICES.tuning = before
+        if path is not None:
+            CHOICES.save(path)
+
+
+def _time_ms(run: Run, launch: Launch) -> float:
+    """How long one launch takes; infinitely long when the device has too little of something for it."""
+    from triton.runtime.errors import OutOfResources
+
+    try:
+        run(launch)
+    except OutOfResources:
+        return float("inf")
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(REPEATS):
+        run(launch)
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / REPEATS
+
+
+def programs(device: torch.device, per_processor: int) -> int:
+    """How many programs a device runs side by side; a few in Triton's interpreter."""
+    if device.type == "cpu":
+        return 3
+    return per_processor * torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,116 @@
+"""Mean and variance of every column in one pass over memory, optionally of the sum of two tensors, which is written.
+
+Programs sum up deviations from the first of their own rows, so a large mean costs no digits; a second kernel merges
+their results in a fixed order: the same rows give the same bits.
+"""
+
+# A kernel's arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pcn.kernels.launch import CHOICES, Launch, programs
+from pcn.kernels.tiles import column_tile, offset_of
+
+PER_PROCESSOR = 6
+WIDEST = 128  # columns of a tile: two sums are held for each of its elements
+FEWEST_ROWS = 64  # of a program: below, merging costs more than the sums
+TILES = [(2048, 4, 4), (4096, 4, 3), (4096, 8, 3), (8192, 8, 3), (4096, 4, 2)]  # elements of a tile, warps, stages
+MERGED = 128  # programs' results in one step of the merge
+
+
+def moments(rows: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows + other (empty without one), and the mean and biased variance of its columns."""
+    count, width = rows.shape
+    mean, variance = (rows.new_empty(width, dtype=torch.float32) for _ in range(2))
+    total = rows.new_empty(0) if other is None else torch.empty_like(rows)
+    if not count:
+        return total, mean.fill_(torch.nan), variance.fill_(torch.nan)
+    columns = min(column_tile(width), WIDEST)
+    tiles = triton.cdiv(width, columns)
+    wanted = max(1, programs(rows.device, PER_PROCESSOR) // tiles)
+    each = max(FEWEST_ROWS, triton.cdiv(count, wanted))
+    parts = triton.cdiv(count, each)
+    # A program's first row, its mean less that row, and its sum of squares about the mean.
+    held = rows.new_empty(parts, 3, width, dtype=torch.float32)
+    candidates = [Launch(max(16, size // columns), columns, warps, stages) for size, warps, stages in TILES]
+
+    def run(launch: Launch) -> None:
+        _sums[(parts, tiles)](
+            rows, rows if other is None else other, total, held, count, each, width,
+            ADD=other is not None, ROWS=launch.rows, COLUMNS=columns, STAGES=launch.stages,
+            num_warps=launch.warps,
+        )  # fmt: skip
+
+    CHOICES.run(f"moments {width} {rows.dtype} {other is not None}", candidates, rows.device, run)
+    _merge[(triton.cdiv(width, 16),)](held, mean, variance, count, each, parts, width, MERGED=MERGED, COLUMNS=16)
+    return total, mean, variance
+
+
+@triton.jit(do_not_specialize=["count", "each"])
+def _sums(
+    x, other, total, held, count, each, width: tl.constexpr,
+    ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < width
+    local = tl.arange(0, ROWS)
+    at = local[:, None] * width + columns
+    first = part * each
+    last = tl.minimum(first + each, count)
+    shift = tl.load(x + first * width + columns, inside, 0.0).to(tl.float32)
+    if ADD:
+        shift += tl.load(other + first * width + columns, inside, 0.0).to(tl.float32)
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    squares = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in tl.range(first, last, ROWS, num_stages=STAGES):
+        there = (local < last - start)[:, None] & inside
+        begin = offset_of(start, width)
+        value = tl.load(x + begin + at, there, 0.0)
+        if ADD:
+            value = (value.to(tl.float32) + tl.load(other + begin + at, there, 0.0).to(tl.float32)).to(value.dtype)
+            tl.store(total + begin + at, value, there)
+        deviation = tl.where(there, value.to(tl.float32) - shift, 0.0)
+        sums += deviation
+        squares += deviation * deviation
+    n = (last - first).to(tl.float32)
+    mean = tl.sum(sums, 0) / n
+    held += part * 3 * width
+    tl.store(held + columns, shift, inside)
+    tl.store(held + width + columns, mean, inside)
+    tl.store(held + 2 * width + columns, tl.maximum(tl.sum(squares, 0) - mean * mean * n, 0.0), inside)
+
+
+@triton.jit(do_not_specialize=["count", "each", "parts"])
+def _merge(held, mean, variance, count, each, parts, width: tl.constexpr, MERGED: tl.constexpr, COLUMNS: tl.constexpr):
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < width
+    pivot = tl.load(held + columns, inside, 0.0)
+    moved = tl.zeros((MERGED, COLUMNS), tl.float32)
+    for start in range(0, parts, MERGED):
+        away, n, _ = _part(held, pivot, start, columns, inside, count, each, parts, width, MERGED)
+        moved += away * n
+    total = count.to(tl.float32)
+    centre = tl.sum(moved, 0) / total
+    squares = tl.zeros((MERGED, COLUMNS), tl.float32)
+    for start in range(0, parts, MERGED):
+        away, n, within = _part(held, pivot, start, columns, inside, count, each, parts, width, MERGED)
+        squares += within + (away - centre) * (away - centre) * n
+    tl.store(mean + columns, pivot + centre, inside)
+    tl.store(variance + columns, tl.sum(squares, 0) / total, inside)
+
+
+@triton.jit
+def _part(held, pivot, start, columns, inside, count, each, parts, width, MERGED: tl.constexpr):
+    # How far programs' means are from the pivot, how many rows they saw, and their sums of squares.
+    part = start + tl.arange(0, MERGED)
+    there = (part < parts)[:, None] & inside
+    at = part[:, None] * 3 * width + columns
+    n = tl.maximum(tl.minimum(each, count - part.to(tl.int64) * each), 0).to(tl.float32)[:, None]
+    away = (tl.load(held + at, there, 0.0) - pivot) + tl.load(held + at + width, there, 0.0)
+    return away, tl.where(there, n, 0.0), tl.load(held + at + 2 * width, there, 0.0)

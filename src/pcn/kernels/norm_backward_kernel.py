@@ -1,0 +1,235 @@
+"""The gradients of relu(bn(z) + s) and of its projection: one pass for the sums over rows, one for the rows' own.
+
+Both work the gradient of y out again from that of p, so nothing full-width but z is kept for them. Where something was
+added, its gradient is that of bn(z) too: the first pass writes it, the second reads it.
+"""
+
+# A kernel's arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pcn.kernels.launch import CHOICES, Launch, programs
+from pcn.kernels.reference import Gradients, Norm
+from pcn.kernels.tiles import column_tile, multiply, offset_of, or_any, precision, rank_tile
+
+PER_PROCESSOR = 4
+FEWEST_ROWS = 64  # of a program that sums up
+WIDEST = 128  # columns of a tile: two sums are held for each of its elements
+RECOMPUTE, ADD, LOOK = 0, 1, 2  # where ReLU let through: from z alone, from z and what was added, from y itself
+# elements of a tile, warps, stages
+SUMS = [(2048, 4, 3), (2048, 4, 4), (4096, 8, 3), (4096, 4, 3), (2048, 2, 3), (1024, 4, 4)]
+GRADIENTS = [(2048, 4, 3), (2048, 4, 4), (4096, 8, 3), (4096, 4, 2), (8192, 8, 2)]
+
+
+def norm_project_backward(
+    d_projected: Tensor | None, d_y: Tensor | None, rows: Tensor, added: Tensor | None, y: Tensor | None,
+    norm: Norm, basis: Tensor | None, *, training: bool, relu: bool,
+) -> Gradients:  # fmt: skip
+    """Return what :func:`pcn.kernels.reference.norm_project_backward` does; ``y`` spares it reading ``added``."""
+    basis = None if d_projected is None else basis
+    given, mask = (y, LOOK) if y is not None else (added, RECOMPUTE if added is None else ADD)
+    d_added = rows.new_empty(0) if given is None else torch.empty_like(rows)
+    d_bias, d_weight = (rows.new_zeros(rows.shape[1], dtype=torch.float32) for _ in range(2))
+    d_rows = torch.empty_like(rows)
+    if len(rows):
+        _sum_up(d_projected, d_y, rows, given, norm, basis, d_added, d_bias, d_weight, mask=mask, relu=relu)
+        if given is not None:  # what was written is the gradient behind ReLU already
+            d_projected, d_y, basis, relu = None, d_added, None, False
+        _differentiate(d_projected, d_y, rows, norm, basis, d_bias, d_weight, d_rows, training=training, relu=relu)
+    return Gradients(d_rows, d_added, d_weight.to(norm.weight.dtype), d_bias.to(norm.bias.dtype))
+
+
+def _sum_up(
+    d_projected: Tensor | None, d_y: Tensor | None, rows: Tensor, given: Tensor | None, norm: Norm,
+    basis: Tensor | None, d_added: Tensor, d_bias: Tensor, d_weight: Tensor, *, mask: int, relu: bool,
+) -> None:  # fmt: skip
+    """Write the sums over rows of g and of g (z - mean) / std, and g itself, the gradient behind ReLU, if wanted."""
+    count, width = rows.shape
+    rank = 0 if basis is None else basis.shape[1]
+    directions, columns = rank_tile(rank), min(column_tile(width), WIDEST)
+    tiles = triton.cdiv(width, columns)
+    each = max(FEWEST_ROWS, triton.cdiv(count, max(1, programs(rows.device, PER_PROCESSOR) // tiles)))
+    parts = triton.cdiv(count, each)
+    held = rows.new_empty(parts, 2, width, dtype=torch.float32)
+    tensors = or_any(rows, d_projected, d_y, rows, given, *norm, basis, d_added)
+
+    def run(launch: Launch) -> None:
+        _sums[(parts, tiles)](
+            *tensors, held, count, each, width, rank, PROJECTED=basis is not None, DIRECT=d_y is not None, RELU=relu,
+            MASK=mask, WRITE=d_added.numel() > 0, PRECISION=precision(basis), ROWS=launch.rows, COLUMNS=columns,
+            DIRECTIONS=directions, STAGES=launch.stages, num_warps=launch.warps,
+        )  # fmt: skip
+
+    flags = f"{d_projected is not None} {d_y is not None} {mask} {relu}"
+    CHOICES.run(f"sums {width} {rank} {rows.dtype} {flags}", _candidates(SUMS, columns), rows.device, run)
+    _add_up[(triton.cdiv(width, 16),)](held, d_bias, d_weight, parts, width, ADDED=128, COLUMNS=16)
+
+
+def _differentiate(
+    d_projected: Tensor | None, d_y: Tensor | None, rows: Tensor, norm: Norm, basis: Tensor | None,
+    d_bias: Tensor, d_weight: Tensor, d_rows: Tensor, *, training: bool, relu: bool,
+) -> None:  # fmt: skip
+    """Write the gradient of the rows."""
+    count, width = rows.shape
+    rank = 0 if basis is None else basis.shape[1]
+    directions, columns = rank_tile(rank), min(column_tile(width), WIDEST)
+    column_tiles = triton.cdiv(width, columns)
+    most = max(1, programs(rows.device, 2 * PER_PROCESSOR) // column_tiles)
+    tensors = or_any(rows, d_projected, d_y, rows, *norm, basis)
+
+    def run(launch: Launch) -> None:
+        tiles = triton.cdiv(count, launch.rows)
+        _gradients[(min(tiles, most), column_tiles)](
+            *tensors, d_bias, d_weight, d_rows, count, tiles, 1.0 / count, width, rank, PROJECTED=basis is not None,
+            DIRECT=d_y is not None, RELU=relu, TRAINING=training, PRECISION=precision(basis), ROWS=launch.rows,
+            COLUMNS=columns, DIRECTIONS=directions, STAGES=launch.stages, num_warps=launch.warps,
+        )  # fmt: skip
+
+    flags = f"{d_projected is not None} {d_y is not None} {relu} {training}"
+    key = f"gradients {width} {rank} {rows.dtype} {flags}"
+    CHOICES.run(key, _candidates(GRADIENTS, columns), rows.device, run)
+
+
+def _candidates(sizes: list[tuple[int, int, int]], columns: int) -> list[Launch]:
+    return [Launch(max(16, size // columns), columns, warps, stages) for size, warps, stages in sizes]
+
+
+@triton.jit(do_not_specialize=["count", "each"])
+def _sums(
+    d_projected, d_y, z, given, weight, bias, mean, inverse_std, basis, d_added, held, count, each,
+    width: tl.constexpr, rank: tl.constexpr,
+    PROJECTED: tl.constexpr, DIRECT: tl.constexpr, RELU: tl.constexpr, MASK: tl.constexpr, WRITE: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < width
+    local = tl.arange(0, ROWS)
+    at = local[:, None] * width + columns
+    scale, shift, middle, spread = _norm(weight, bias, mean, inverse_std, columns, inside)
+    back = _transposed(basis, columns, inside, 0, rank, PROJECTED, DIRECTIONS)
+    first = part * each
+    last = tl.minimum(first + each, count)
+    plain = tl.zeros((ROWS, COLUMNS), tl.float32)
+    weighted = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in tl.range(first, last, ROWS, num_stages=STAGES):
+        row_inside = local < last - start
+        there = row_inside[:, None] & inside
+        begin, narrow_begin = offset_of(start, width), offset_of(start, rank)
+        normal = (tl.load(z + begin + at, there, 0.0).to(tl.float32) - middle) * spread
+        gradient = _of_y(
+            d_projected + narrow_begin, d_y + begin, basis, back, local, row_inside, columns, inside, at, rank,
+            PROJECTED, DIRECT, PRECISION, ROWS, COLUMNS, DIRECTIONS,
+        )  # fmt: skip
+        if RELU:
+            if MASK == 2:
+                before = tl.load(given + begin + at, there, 0.0).to(tl.float32)
+            else:
+                before = normal * scale + shift
+                if MASK == 1:
+                    before += tl.load(given + begin + at, there, 0.0).to(tl.float32)
+            gradient = tl.where(before <= 0, 0.0, gradient)
+        gradient = tl.where(there, gradient, 0.0)
+        if WRITE:
+            tl.store(d_added + begin + at, gradient.to(d_added.dtype.element_ty), there)
+        plain += gradient
+        weighted += gradient * normal
+    held += part * 2 * width
+    tl.store(held + columns, tl.sum(plain, 0), inside)
+    tl.store(held + width + columns, tl.sum(weighted, 0), inside)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def _add_up(held, plain, weighted, parts, width: tl.constexpr, ADDED: tl.constexpr, COLUMNS: tl.constexpr):
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < width
+    sums = tl.zeros((ADDED, COLUMNS), tl.float32)
+    weighted_sums = tl.zeros((ADDED, COLUMNS), tl.float32)
+    for start in range(0, parts, ADDED):
+        part = start + tl.arange(0, ADDED)
+        there = (part < parts)[:, None] & inside
+        at = part[:, None] * 2 * width + columns
+        sums += tl.load(held + at, there, 0.0)
+        weighted_sums += tl.load(held + at + width, there, 0.0)
+    tl.store(plain + columns, tl.sum(sums, 0), inside)
+    tl.store(weighted + columns, tl.sum(weighted_sums, 0), inside)
+
+
+@triton.jit(do_not_specialize=["count", "tiles", "share"])
+def _gradients(
+    d_projected, d_y, z, weight, bias, mean, inverse_std, basis, d_bias, d_weight, d_z, count, tiles, share,
+    width: tl.constexpr, rank: tl.constexpr,
+    PROJECTED: tl.constexpr, DIRECT: tl.constexpr, RELU: tl.constexpr, TRAINING: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < width
+    local = tl.arange(0, ROWS)
+    at = local[:, None] * width + columns
+    scale, shift, middle, spread = _norm(weight, bias, mean, inverse_std, columns, inside)
+    back = _transposed(basis, columns, inside, 0, rank, PROJECTED, DIRECTIONS)
+    if TRAINING:
+        plain = tl.load(d_bias + columns, inside, 0.0) * share
+        weighted = tl.load(d_weight + columns, inside, 0.0) * share
+    for tile in tl.range(tl.program_id(0).to(tl.int64), tiles, tl.num_programs(0), num_stages=STAGES):
+        row_inside = local < count - tile * ROWS
+        there = row_inside[:, None] & inside
+        begin, narrow_begin = offset_of(tile * ROWS, width), offset_of(tile * ROWS, rank)
+        gradient = _of_y(
+            d_projected + narrow_begin, d_y + begin, basis, back, local, row_inside, columns, inside, at, rank,
+            PROJECTED, DIRECT, PRECISION, ROWS, COLUMNS, DIRECTIONS,
+        )  # fmt: skip
+        if RELU or TRAINING:
+            normal = (tl.load(z + begin + at, there, 0.0).to(tl.float32) - middle) * spread
+            if RELU:
+                gradient = tl.where(normal * scale + shift <= 0, 0.0, gradient)
+            if TRAINING:
+                gradient -= plain + normal * weighted
+        tl.store(d_z + begin + at, (gradient * (scale * spread)).to(d_z.dtype.element_ty), there)
+
+
+@triton.jit
+def _norm(weight, bias, mean, inverse_std, columns, inside):
+    scale = tl.load(weight + columns, inside, 0.0).to(tl.float32)
+    shift = tl.load(bias + columns, inside, 0.0).to(tl.float32)
+    return scale, shift, tl.load(mean + columns, inside, 0.0), tl.load(inverse_std + columns, inside, 0.0)
+
+
+@triton.jit
+def _transposed(basis, columns, inside, start, rank, PROJECTED: tl.constexpr, DIRECTIONS: tl.constexpr):
+    # A tile of Uᵀ.
+    if PROJECTED:
+        direction = start + tl.arange(0, DIRECTIONS)
+        return tl.trans(tl.load(basis + columns[:, None] * rank + direction, inside[:, None] & (direction < rank), 0.0))
+    else:
+        return inside  # not used
+
+
+@triton.jit
+def _of_y(
+    d_projected, d_y, basis, back, local, row_inside, columns, inside, at, rank,
+    PROJECTED: tl.constexpr, DIRECT: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr,
+):  # fmt: skip
+    # The gradient of y: what comes straight to it, and what comes by its projection.
+    gradient = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if PROJECTED:
+        for start in range(0, rank, DIRECTIONS):
+            direction = start + tl.arange(0, DIRECTIONS)
+            known = row_inside[:, None] & (direction < rank)
+            coming = tl.load(d_projected + (local[:, None] * rank + direction), known, 0.0)
+            if rank <= DIRECTIONS:
+                gradient = multiply(coming, back, gradient, PRECISION)
+            else:
+                part = _transposed(basis, columns, inside, start, rank, PROJECTED, DIRECTIONS)
+                gradient = multiply(coming, part, gradient, PRECISION)
+    if DIRECT:
+        gradient += tl.load(d_y + at, row_inside[:, None] & inside, 0.0).to(tl.float32)
+    return gradient

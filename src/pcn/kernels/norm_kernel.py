@@ -1,0 +1,125 @@
+"""y = relu(bn(z) + s) and p = (y - mu) U in one pass over rows; y is written only where somebody else needs it."""
+
+# A kernel's arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pcn.kernels.launch import CHOICES, Launch, programs
+from pcn.kernels.reference import Norm
+from pcn.kernels.tiles import column_tile, multiply, offset_of, or_any, precision, rank_tile
+
+PER_PROCESSOR = 8  # programs; each goes on to another tile when it is done with one
+TILES = [(4096, 4, 3), (2048, 4, 3), (8192, 4, 2), (8192, 8, 3), (4096, 8, 3), (2048, 4, 4)]  # elements, warps, stages
+
+
+def norm_project(
+    rows: Tensor, added: Tensor | None, norm: Norm | None, basis: Tensor | None, centre: Tensor | None,
+    *, relu: bool, emit: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return y and p as :func:`pcn.kernels.reference.norm_project` does, each empty where it is not wanted.
+
+    Without a norm, y is z: a projection alone is this kernel too.
+    """
+    count, width = rows.shape
+    rank = 0 if basis is None else basis.shape[1]
+    y = torch.empty_like(rows) if emit else rows.new_empty(0)
+    projected = rows.new_empty(0) if basis is None else basis.new_empty(count, rank)
+    if not count:
+        return y, projected
+    directions, columns = rank_tile(rank), column_tile(width, rank_tile(rank))
+    rank_tiles = max(1, triton.cdiv(rank, directions))
+    most = programs(rows.device, PER_PROCESSOR)
+    tensors = or_any(rows, added, y, projected, *(norm or (None,) * 4), basis, centre)
+
+    def run(launch: Launch) -> None:
+        tiles = triton.cdiv(count, launch.rows)
+        _forward[(min(tiles, most), rank_tiles)](
+            rows, *tensors, count, tiles, width, rank, NORM=norm is not None, ADDED=added is not None, RELU=relu,
+            EMIT=emit, PROJECT=basis is not None, CENTRE=centre is not None, PRECISION=precision(basis),
+            ROWS=launch.rows, COLUMNS=columns, DIRECTIONS=directions, STAGES=launch.stages, num_warps=launch.warps,
+        )  # fmt: skip
+
+    flags = f"{norm is not None} {added is not None} {emit} {relu} {centre is not None}"
+    sizes = TILES if added is None else TILES[1:] + TILES[:1]  # two tensors to read: smaller tiles first
+    candidates = [Launch(max(16, size // columns), columns, warps, stages) for size, warps, stages in sizes]
+    CHOICES.run(f"norm_project {width} {rank} {rows.dtype} {flags}", candidates, rows.device, run)
+    return y, projected
+
+
+@triton.jit(do_not_specialize=["count", "tiles"])
+def _forward(
+    z, added, y, projected, weight, bias, mean, inverse_std, basis, centre, count, tiles,
+    width: tl.constexpr, rank: tl.constexpr,
+    NORM: tl.constexpr, ADDED: tl.constexpr, RELU: tl.constexpr, EMIT: tl.constexpr, PROJECT: tl.constexpr,
+    CENTRE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DIRECTIONS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    direction = tl.program_id(1) * DIRECTIONS + tl.arange(0, DIRECTIONS)
+    local = tl.arange(0, ROWS)
+    if width <= COLUMNS:  # what all tiles need is read once
+        scale, shift, middle = _affine(weight, bias, mean, inverse_std, 0, width, NORM, COLUMNS)
+        part, zero = _directions(basis, centre, 0, direction, width, rank, PROJECT, CENTRE, COLUMNS)
+    for tile in tl.range(tl.program_id(0).to(tl.int64), tiles, tl.num_programs(0), num_stages=STAGES):
+        row_inside = (local < count - tile * ROWS)[:, None]
+        start_at = offset_of(tile * ROWS, width)
+        product = tl.zeros((ROWS, DIRECTIONS), tl.float32)
+        for start in range(0, width, COLUMNS):
+            if width > COLUMNS:
+                scale, shift, middle = _affine(weight, bias, mean, inverse_std, start, width, NORM, COLUMNS)
+                part, zero = _directions(basis, centre, start, direction, width, rank, PROJECT, CENTRE, COLUMNS)
+            columns = start + tl.arange(0, COLUMNS)
+            there = row_inside & (columns < width)
+            at = local[:, None] * width + columns
+            value = tl.load(z + start_at + at, there, 0.0).to(tl.float32)
+            if NORM:
+                value = (value - middle) * scale + shift
+            if ADDED:
+                value += tl.load(added + start_at + at, there, 0.0).to(tl.float32)
+            if RELU:
+                value = tl.where(value <= 0, 0.0, value)  # a NaN stays one
+            if EMIT:
+                first = tl.program_id(1) == 0  # of the programs that read the same rows
+                tl.store(y + start_at + at, value.to(y.dtype.element_ty), there & first)
+            if PROJECT:
+                if CENTRE:
+                    value -= zero
+                product = multiply(value.to(part.dtype), part, product, PRECISION)
+        if PROJECT:
+            at = offset_of(tile * ROWS, rank) + (local[:, None] * rank + direction)
+            tl.store(projected + at, product.to(projected.dtype.element_ty), row_inside & (direction < rank))
+
+
+@triton.jit
+def _affine(weight, bias, mean, inverse_std, start, width, NORM: tl.constexpr, COLUMNS: tl.constexpr):
+    # Batch norm's scale, shift and mean of a tile's columns; outside the width all is zero.
+    columns = start + tl.arange(0, COLUMNS)
+    inside = columns < width
+    scale = tl.zeros((COLUMNS,), tl.float32)
+    shift, middle = scale, scale
+    if NORM:
+        scale = tl.load(weight + columns, inside, 0.0).to(tl.float32) * tl.load(inverse_std + columns, inside, 0.0)
+        shift = tl.load(bias + columns, inside, 0.0).to(tl.float32)
+        middle = tl.load(mean + columns, inside, 0.0)
+    return scale, shift, middle
+
+
+@triton.jit
+def _directions(
+    basis, centre, start, direction, width, rank, PROJECT: tl.constexpr, CENTRE: tl.constexpr, COLUMNS: tl.constexpr
+):
+    # A tile of the basis, and the mean of its rows.
+    columns = start + tl.arange(0, COLUMNS)
+    inside = columns < width
+    zero = tl.zeros((COLUMNS,), tl.float32)
+    if CENTRE:
+        zero = tl.load(centre + columns, inside, 0.0).to(tl.float32)
+    if PROJECT:
+        part = tl.load(basis + columns[:, None] * rank + direction, inside[:, None] & (direction < rank), 0.0)
+    else:
+        part = zero
+    return part, zero

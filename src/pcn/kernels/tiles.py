@@ -1,0 +1,53 @@
+"""What the kernels share: the sizes of tiles, and products of them."""
+
+# A kernel's arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pcn.kernels.dispatch import INTERPRETED
+
+MOST_DIRECTIONS = 128
+MOST_COLUMNS = 512
+LARGEST_BASIS = 4096  # elements of a basis' tile: it stays in registers while rows pass
+
+
+def rank_tile(rank: int) -> int:
+    """The number of directions in a tile: all of them, up to a limit; products need sixteen."""
+    return min(max(16, int(triton.next_power_of_2(max(rank, 1)))), MOST_DIRECTIONS)
+
+
+def column_tile(width: int, directions: int = 16) -> int:
+    """The number of columns in a tile: all of them where they are few."""
+    most = min(MOST_COLUMNS, max(64, LARGEST_BASIS // directions))
+    return min(max(16, int(triton.next_power_of_2(width))), most)
+
+
+def precision(basis: Tensor | None) -> str:
+    """How products are made: fp32 numbers are rounded to TF32 where PyTorch's own may be."""
+    if INTERPRETED:
+        return "widened"  # the interpreter cannot multiply bf16
+    allowed = basis is not None and basis.is_cuda and torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if allowed else "ieee"
+
+
+def or_any(pointer: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+    """Put some pointer where there is no tensor: nothing is read there."""
+    return [pointer if tensor is None else tensor for tensor in tensors]
+
+
+@triton.jit
+def offset_of(row, width):
+    # 64 bits: a batch may hold more than 2^31 elements. Within a tile 32 are enough, and need half the registers.
+    return tl.cast(row, tl.int64) * width
+
+
+@triton.jit
+def multiply(left, right, product, PRECISION: tl.constexpr):
+    if PRECISION == "widened":
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), product, input_precision="ieee")
+    return tl.dot(left, right, product, input_precision=PRECISION)

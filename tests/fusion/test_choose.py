@@ -1,0 +1,52 @@
+"""The form that was measured as the fastest is taken, for every layer that has a choice."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from fusion.networks import IMAGES, NETWORKS, Residual, transformed
+from torch import Tensor, nn
+
+from pcn import ConfigError
+from pcn.fusion import choose, choose_forms, fuse_
+from pcn.fusion.layers import FusedLayer
+
+
+def test_the_fastest_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks cannot be relied on here: each form takes as long as the test says."""
+    slow = {"fused": 2.0, "factored": 3.0, "folded": 1.0}
+    timed: list[str] = []
+
+    def pretended(part: nn.Module, like: Tensor) -> float:
+        layer = next(module for module in part if isinstance(module, FusedLayer))
+        timed.append(layer.use.form)
+        assert like.shape[1] == layer.basis.shape[0]
+        return slow[layer.use.form]
+
+    monkeypatch.setattr(choose, "time_s", pretended)
+    model, batch = transformed(Residual(), keep=("conv",)), torch.randn(IMAGES, dtype=torch.float64)
+    assert set(choose_forms(model, batch).values()) == {"folded"}
+    assert len(timed) < 3 * 6  # layers of the same sizes are timed once
+    forms = choose_forms(model, batch, among=["fused", "factored"])
+    assert forms == {name: "factored" if name == "fc" else "fused" for name in forms}
+    assert fuse_(model, batch, forms=forms).forms == forms
+
+
+@pytest.mark.parametrize("name", ["residual", "linear"])
+def test_every_form_can_be_timed(name: str) -> None:
+    make, shape = NETWORKS[name]
+    model, batch = make(), torch.randn(shape, dtype=torch.float64)
+    twin = copy.deepcopy(model)
+    forms = choose_forms(model, batch)
+    assert forms
+    for one, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        assert torch.equal(one, other)  # looking leaves no trace
+    assert [type(module) for module in model.modules()] == [type(module) for module in twin.modules()]
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_choice_among_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="give at least one of fused, factored, folded"):
+        choose_forms(Residual(), torch.randn(IMAGES), among=[])

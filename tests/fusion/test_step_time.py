@@ -1,0 +1,104 @@
+"""The benchmark of a step runs at tiny size, writes the records that it promises, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pcn.fusion import fuse_
+from pcn.nn import PCConv2d
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+FIELDS = [
+    *("network", "parent", "batch", "dtype", "device", "parent_ms", "parent_our_bn_ms", "narrow_ms", "pcn_ms", "ratio"),
+    *("parent_peak_mib", "pcn_peak_mib", "parent_energy_j", "pcn_energy_j", "floor_ms"),
+]
+
+
+@pytest.fixture
+def step_time(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import step_time
+
+    return step_time
+
+
+@pytest.fixture
+def run(step_time: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    def inline(label: str, limit_s: float, work: Any, task: Any, *arguments: Any) -> Iterator[dict[str, Any]]:
+        yield from task(*arguments)
+
+    monkeypatch.setattr(step_time, "watched", inline)
+    return step_time.Run(step_time.Setting("cpu", True, tmp_path), tmp_path / "step_time.json", seconds=100.0)
+
+
+def test_records_have_the_promised_fields_and_are_kept(step_time: ModuleType, run: Any) -> None:
+    run.machine()
+    run.time([(step_time.TINY, 8)])
+    (record,) = json.loads(run.results.path.read_text())["records"]
+    assert list(record) == FIELDS
+    assert record["ratio"] == pytest.approx(record["pcn_ms"] / record["parent_ms"])
+    assert 0 < record["floor_ms"] < record["pcn_ms"]
+    assert record["narrow_ms"] > 0
+    assert record["parent_our_bn_ms"] > 0
+    losses = [run.found["tiny-pcn", role, 8]["loss"] for role in ("pcn", "pcn_unfused")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    again = step_time.Results(run.results.path)
+    assert again.has("tiny-pcn", 8)
+    assert not again.has("tiny-pcn", 16)
+
+
+def test_nothing_starts_when_the_time_is_up(run: Any) -> None:
+    run.deadline = 0.0
+    run.machine()
+    assert not run.results.held["machine"]
+
+
+def test_kernels_are_listed_with_what_they_move(run: Any) -> None:
+    run.machine()
+    run.kernels()
+    rows = {row["kernel"]: row for row in run.results.held["kernels"]}
+    assert rows["bn_relu_project"]["mib"] == pytest.approx(1.25 * rows["batch_moments"]["mib"])
+    assert all(row["share_of_copy"] > 0 for row in rows.values())
+
+
+def test_a_layer_with_its_batch_norm_moves_what_the_documentation_says(step_time: ModuleType) -> None:
+    from step_time_floor import layer_elements, norm_elements
+
+    layer = PCConv2d(64, 64, 3, rank=16, padding=1)
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), layer)
+    fuse_(model, torch.randn(2, 3, 6, 6))
+    positions = 100
+    moved = norm_elements(model[1], positions) + layer_elements(layer, (positions, 64), positions * 64)
+    assert moved == 9.5 * 64 * positions
+
+
+def test_every_network_can_be_built(step_time: ModuleType) -> None:
+    from step_time_networks import NETWORKS
+
+    with torch.device("meta"):
+        for network in NETWORKS.values():
+            wide = network.build()
+            if network.narrow is not None:
+                assert sum(p.numel() for p in network.narrow().parameters()) < sum(p.numel() for p in wide.parameters())
+    wider = NETWORKS["wide_resnet20x4-pcn1"]
+    assert wider.config is not None
+    assert wider.config.layers["stage1.*"].rank == 64
+
+
+def test_the_tables_in_the_documentation_are_those_of_the_results(step_time: ModuleType, tmp_path: Path) -> None:
+    from step_time_table import NOTHING, tables
+
+    assert tables() in (BENCHMARKS.parent / "docs" / "performance.md").read_text()
+    assert tables(tmp_path / "none.json") == NOTHING
+    row = {"kernel": "k", "width": 64, "rank": 16, "rows": 2048, "time_us": 1.25, "mib": 3.0, "share_of_copy": 0.61}
+    machine = {"device": "cpu", "torch": "2", "copy_bytes_per_s": 2e12}
+    (tmp_path / "some.json").write_text(json.dumps({"machine": machine, "records": [], "kernels": [row]}))
+    assert "| k | 64 → 16 | 2,048 | 1.2 | 3 | 61 |" in tables(tmp_path / "some.json")

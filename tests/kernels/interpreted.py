@@ -1,0 +1,65 @@
+"""Runs in a process of its own, where Triton's interpreter takes the kernels' place on the CPU from the start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def takes_kernels() -> bool:
+    """Whether operators on the CPU run their kernels here."""
+    from pcn.kernels.dispatch import uses_kernel
+
+    return uses_kernel(torch.ones(1, 1))
+
+
+def run(name: str, *arguments: Any) -> Any:
+    """Call an operator."""
+    from pcn.kernels import ops
+
+    return getattr(ops, name)(*arguments)
+
+
+def gradients(name: str, arguments: tuple[Any, ...], coming: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    """What autograd finds for the arguments that require gradients, given those of the outputs."""
+    from pcn.kernels import ops
+
+    given = [a.detach().requires_grad_(a.requires_grad) if isinstance(a, Tensor) else a for a in arguments]
+    outputs = getattr(ops, name)(*given)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    pairs = [(output, gradient) for output, gradient in zip(outputs, coming, strict=True) if gradient is not None]
+    wanted = [a for a in given if isinstance(a, Tensor) and a.requires_grad]
+    found = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+    return [None if gradient is None else gradient.detach() for gradient in found]
+
+
+def largest_offset(tile: int) -> Tensor:
+    """The largest offset that a kernel finds in a tile of 16 rows of 64."""
+    from kernels.offsets import find_largest
+
+    found = torch.zeros((), dtype=torch.int64, device="cuda" if torch.cuda.is_available() else "cpu")
+    find_largest[(1,)](found, tile)
+    return found
+
+
+def fused_and_not() -> list[tuple[Tensor, Tensor]]:
+    """Outputs, gradients and buffers of a fused network in training, beside those of the same network unfused."""
+    import copy
+
+    from fusion.networks import IMAGES, Residual, transformed
+
+    from pcn.fusion import fuse_
+
+    torch.manual_seed(0)
+    twin = transformed(Residual(), keep=("conv",)).float()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, batch = copy.deepcopy(twin), torch.randn(IMAGES)
+    fuse_(model, batch)
+    results = []
+    for network in (model.to(device), twin.to(device)):
+        output = network(batch.to(device))
+        output.square().sum().backward()
+        results.append([output.detach(), *(p.grad for p in network.parameters()), *network.buffers()])
+    return list(zip(*results, strict=True))
