@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from watched import watched
 
 import pcn
 from pcn.cost import count
@@ -34,6 +33,7 @@ from pcn.training.optimizers import make_optimizer
 from pcn.training.requests import analysis_options, build_model, pcn_config
 from pcn.training.settings import Settings, read_toml
 from pcn.training.step import Step, compute_dtype
+from watched import watched
 
 HERE = Path(__file__).parent
 RESULTS, RECIPES = HERE / "results" / "imagenet.json", HERE.parent / "experiments" / "imagenet"

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from pcn.training import Settings
 from peers import RESULTS
 from peers.intervals import paired_difference
 from peers.late_changes import BasisTrainedFirst, TwoCuts
@@ -32,8 +34,6 @@ from peers.parents import PARENTS
 from peers.processes import run_each
 from peers.report import by_seed, markdown, mean
 from records import Record, Records
-
-from pcn.training import Settings
 
 PARENT, TARGET, EPOCHS, SWITCH = "wide_resnet20", 1_094_154, 20, 2
 SEEDS = (0, 1, 2, 3, 4)

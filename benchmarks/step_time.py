@@ -27,11 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from step_time_floor import step_bytes
-from step_time_kernels import STAGES, WIDE, cases, copy_bandwidth, rows_of
-from step_time_networks import NETWORKS, PLANNED, TINY, Network, build
 from torch import Tensor, nn
-from watched import watched
 
 import pcn
 from pcn.folders import write_whole
@@ -43,6 +39,10 @@ from pcn.training.meter import Stopwatch
 from pcn.training.optimizers import make_optimizer
 from pcn.training.settings import Settings
 from pcn.training.step import Step, autocast, compute_dtype
+from step_time_floor import step_bytes
+from step_time_kernels import STAGES, WIDE, cases, copy_bandwidth, rows_of
+from step_time_networks import NETWORKS, PLANNED, TINY, Network, build
+from watched import watched
 
 RESULTS = Path(__file__).parent / "results" / "step_time.json"
 WAYS: dict[str, tuple[str, ...]] = {  # of compiling, for each part of a record; the fastest counts

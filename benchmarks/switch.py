@@ -32,7 +32,6 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from watched import watched
 
 import pcn
 from pcn import models, surgery
@@ -44,6 +43,7 @@ from pcn.training.images import AUGMENTATIONS, Images, Scale
 from pcn.training.optimizers import make_optimizer
 from pcn.training.settings import Settings
 from pcn.training.step import Step, compute_dtype
+from watched import watched
 
 RESULTS = Path(__file__).parent / "results" / "switch.json"
 PAPER = {"network": "WideResNet-20", "switch_s": 3, "epoch_s": 17, "in_epochs": 3 / 17}

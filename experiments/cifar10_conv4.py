@@ -12,10 +12,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pcn.training import Settings
 from records import RESULTS, Records
 from runs import Job, add_common_arguments, run_jobs
-
-from pcn.training import Settings
 
 NETWORKS = ("conv4", "conv4-pcn")
 EPOCHS, SWITCH = 20, 2

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from records import RESULTS, Records
-from runs import Job, add_common_arguments, run_jobs
 
 from pcn import models
 from pcn.training import Settings
+from records import RESULTS, Records
+from runs import Job, add_common_arguments, run_jobs
 
 PARENT, HALF = "wide_resnet20", "wide_resnet20-half"
 NETWORKS = (PARENT, f"{PARENT}-pcn0", f"{PARENT}-pcn1", f"{PARENT}-pcn2", HALF, "resnet20", "resnet110")

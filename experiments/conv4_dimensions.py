@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cifar10_conv4 import settings
-from records import RESULTS, Record, Records
-from runs import Job, add_run_arguments, run_jobs
-
 import pcn
+from cifar10_conv4 import settings
 from pcn.training import Trainer
 from pcn.training.evaluation import accuracy_percent
+from records import RESULTS, Record, Records
+from runs import Job, add_run_arguments, run_jobs
 
 THRESHOLD, EPOCHS = 0.1, 20
 

@@ -16,10 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cifar10_conv4 import settings as conv4_settings
+from pcn.training import Settings, Trainer
 from records import RESULTS, Record, Records
 from runs import Job, add_run_arguments, run_jobs
-
-from pcn.training import Settings, Trainer
 
 PAIRS = ((1e-4, 0.05), (1e-4, 0.1), (1e-3, 0.1), (1e-3, 0.2))
 SWITCHES, ABLATION_SWITCH, EPOCHS = (1, 2, 3, 4, 5), 3, 20

@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from records import RESULTS, Records
-from runs import Job, add_run_arguments, run_jobs
 from torch import nn
 
 from pcn.training import Settings
+from records import RESULTS, Records
+from runs import Job, add_run_arguments, run_jobs
 
 EPOCHS, SWITCH = 15, 4
 ARMS = {"kept": False, "recalibrated": True}

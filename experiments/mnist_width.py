@@ -13,11 +13,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from records import RESULTS, Record, Records
-from runs import Job, add_run_arguments, run_jobs
-
 import pcn
 from pcn.training import Settings, Trainer
+from records import RESULTS, Record, Records
+from runs import Job, add_run_arguments, run_jobs
 
 WIDTHS = tuple(range(50, 751, 50))
 THRESHOLD = 0.1

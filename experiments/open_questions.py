@@ -17,16 +17,16 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import cifar10_conv4
-import cifar10_resnets
 import torch
-from records import RESULTS, Records
 from torch import nn
 
+import cifar10_conv4
+import cifar10_resnets
 import pcn
 from pcn import models
 from pcn.nn import PCModule
 from pcn.training import Settings
+from records import RESULTS, Records
 from runs import Job, add_run_arguments, run_jobs
 
 EPOCHS = {"conv4": cifar10_conv4.EPOCHS, "wide_resnet20": 60}

@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from matplotlib.axes import Axes
+
 from table_questions import PAPER_ARM, arm_order, paired
 
 Record = dict[str, Any]

@@ -17,6 +17,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
+
 from plot_questions import is_compared, open_questions
 from records import RESULTS
 from table_conv4 import left_out, pairs, thresholds

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jobs import run_all
-from records import Record, Records, commit
 
+from jobs import run_all
 from pcn.folders import write_whole
 from pcn.training import RunFolder, Settings, Trainer, load_data, world
 from pcn.training.state import take
 from pcn.training.step import compute_dtype
+from records import Record, Records, commit
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 
 import torch
+
 from cifar10_resnets import HALF, PARENT, settings
 from cifar10_resnets import NETWORKS as ALL
-from records import RESULTS, Record, Records
-
 from pcn.training import Settings, Trainer
 from pcn.training.meter import Stopwatch
+from records import RESULTS, Record, Records
 from runs import Job, add_run_arguments, run_jobs
 
 WANTED = (PARENT, f"{PARENT}-pcn1", "resnet110", HALF)  # by the paper's statements and ours

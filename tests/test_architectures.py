@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, BY_NAME, Architecture
-from architectures.prepare import difference, outputs, prepare, pruned, with_dropped_inputs_at_zero
 from torch import nn
 
 import pcn
+from architectures import ARCHITECTURES, BY_NAME, Architecture
+from architectures.prepare import difference, outputs, prepare, pruned, with_dropped_inputs_at_zero
 from pcn.layers import layer_type
 from pcn.nn import PCModule
 

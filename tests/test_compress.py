@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from small import WIDTH, Mlp, conv_net, distance, images, record, vectors
 from torch import Tensor, nn
 
 import pcn
 from pcn.nn import PCLinear
+from small import WIDTH, Mlp, conv_net, distance, images, record, vectors
 
 
 def test_one_call_is_the_three_steps() -> None:

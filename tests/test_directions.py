@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import ConvNet, Mlp
 from torch import Tensor, nn
 
 import pcn
 from pcn import directions
 from pcn.config import BASES
 from pcn.nn import PCModule
+from small import ConvNet, Mlp
 
 KINDS = {"dense": (Mlp, (12,)), "convolutional": (ConvNet, (3, 8, 8))}
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from graph.coupling import Wired
 from torch import Tensor, nn
 
 import pcn
+from graph.coupling import Wired
 from pcn import LayerRule, PCNConfig
 
 IMAGES = (6, 3, 6, 6)

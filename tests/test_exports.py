@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import Branching, ConvNet, conv_net, images, vectors
 from torch import nn
 
 import pcn
 from pcn.example import Example
 from pcn.exports import TOLERANCE, Exported, ExportError, export_folded, export_onnx, export_program, export_state
+from small import Branching, ConvNet, conv_net, images, vectors
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import ConvNet, Mlp, Residual, conv_net, distance, images, record, vectors
 from torch import Tensor, nn
 
 from pcn import LayerPlan, PCNConfig, Plan, PlanError, analyze, fold_, get_plan, make_plan
 from pcn.config import ORDERS, Order
 from pcn.nn import PCModule
 from pcn.plan import Cut
+from small import ConvNet, Mlp, Residual, conv_net, distance, images, record, vectors
 
 
 def shapes(model: nn.Module) -> dict[str, torch.Size]:

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
+
 from random_models.choices import Choices
 from random_models.properties import PROPERTIES, Property
 

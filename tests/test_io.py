@@ -20,13 +20,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from small import ConvNet, Mlp, all_tensors, conv_net, images, record, vectors
 from torch import Tensor, nn
 
 import pcn
 from pcn import FileError, LayerRule, PCNConfig, PCNError, PlanError
 from pcn.folders import put_in_place
 from pcn.io import PLAN_FILE, WEIGHTS_FILE, load_plan
+from small import ConvNet, Mlp, all_tensors, conv_net, images, record, vectors
 
 SOURCES = Path(pcn.__file__).parent
 CONFIG = PCNConfig(

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import BY_NAME
-from architectures.architecture import Batch, shake_
-from architectures.prepare import outputs
 from torch import nn
 
 import pcn
+from architectures import BY_NAME
+from architectures.architecture import Batch, shake_
+from architectures.prepare import outputs
 from pcn import models
 
 onnxruntime = pytest.importorskip("onnxruntime")

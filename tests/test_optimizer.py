@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from new_coordinates import MODELS, NewCoordinates, batch, planned
-from small import record
 from torch import Tensor, nn
 
 import pcn
+from new_coordinates import MODELS, NewCoordinates, batch, planned
 from pcn.config import ORDERS
 from pcn.nn import PCModule
 from pcn.replaced import SECOND_MOMENTS
+from small import record
 
 GAINED = {"normalised": ("0.bias", "3.bias")}  # biases of layers that had none
 FULL = pcn.PCNConfig(rank=1.0, skip_larger=False)

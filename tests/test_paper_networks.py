@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 from _pytest.mark import ParameterSet
-from architectures.architecture import calibrate_, shake_
-from architectures.prepare import difference
 from torch import Tensor, nn
 
 import pcn
+from architectures.architecture import calibrate_, shake_
+from architectures.prepare import difference
 from pcn import models
 from pcn.cost import Cost, count
 from pcn.models.vgg import VGG

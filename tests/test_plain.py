@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from explicit_form import Case, cases, distance
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from explicit_form import Case, cases, distance
 from pcn.errors import ConfigError, PlanError
 from pcn.nn import PCConv2d, PCLinear, PCModule, empty_like, from_layer
 from pcn.plain import Factored, dense_layer, factored_layer, to_plain

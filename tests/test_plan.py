@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import ConvNet, Mlp, Residual, conv_net, images, vectors
 from torch import nn
 
 from pcn import LayerRule, PCNConfig, Plan, PlanError, analyze, get_plan, make_plan
 from pcn.config import ORDERS
 from pcn.cost import count, flops_per_sample
+from small import ConvNet, Mlp, Residual, conv_net, images, vectors
 
 SMALL = PCNConfig(rank=0.25, exclude=["fc1"])
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import WIDTH, Branching, HardCoded, Mlp, Residual, conv_net, images, record, vectors
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
@@ -32,6 +31,7 @@ from pcn import (
 from pcn.example import Example
 from pcn.graph import trace
 from pcn.models import conv4
+from small import WIDTH, Branching, HardCoded, Mlp, Residual, conv_net, images, record, vectors
 
 
 def everything(**options: Any) -> PCNConfig:

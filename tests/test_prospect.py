@@ -6,12 +6,12 @@ import copy
 
 import pytest
 import torch
-from small import Branching, conv_net, images, record, vectors
 
 import pcn
 from pcn.cost import count, flops_per_sample
 from pcn.example import Example
 from pcn.prospect import prospect
+from small import Branching, conv_net, images, record, vectors
 
 
 @pytest.mark.parametrize("keep", [None, 0.75])

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import ConvNet, Mlp, Residual, all_tensors, conv_net, distance, images, record, vectors
 from torch import Tensor, nn
 
 from pcn import LayerRule, PCNConfig, Plan, PlanError, Statistics, analyze, get_plan, make_plan
@@ -19,6 +18,7 @@ from pcn.config import ORDERS
 from pcn.edit import Edit
 from pcn.nn import PCConv2d, PCLinear, PCModule
 from pcn.surgery import commit_
+from small import ConvNet, Mlp, Residual, all_tensors, conv_net, distance, images, record, vectors
 
 SMALL = PCNConfig(rank=0.25, exclude=["fc1"])
 DROPPING = PCNConfig(

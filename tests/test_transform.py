@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from explicit_form import CONVOLVE, Case, cases, channels_first, channels_last, convolve_valid, distance, explicit, pad
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from explicit_form import CONVOLVE, Case, cases, channels_first, channels_last, convolve_valid, distance, explicit, pad
 from pcn.errors import PlanError
 from pcn.transform import (
     Projected,

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from small import Mlp, all_tensors, vectors
 from torch import Tensor, nn
 
 import pcn
 from pcn import FileError
 from pcn.weight_files import load_weights_
+from small import Mlp, all_tensors, vectors
 
 
 def state() -> dict[str, Tensor]:

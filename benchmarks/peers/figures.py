@@ -11,13 +11,13 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
-from plots import STYLE
 
 from peers import BENCHMARKS
 from peers.order import METHODS
 from peers.parents import PARENTS
 from peers.report import column, mean
 from peers.results import Results
+from plots import STYLE
 
 FIGURES = BENCHMARKS.parent / "docs" / "figures"
 AXES = {

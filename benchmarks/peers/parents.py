@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import cifar10_conv4
 import cifar10_resnets
-
 from pcn.training import Settings
 
 IMAGES = (3, 32, 32)  # what both networks read

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from records import Record, Records, alone_in, provenance
-
 from pcn.folders import write_whole
 from peers import RESULTS
 from peers.order import Run, grid_runs
 from peers.parents import PARENTS, Point
+from records import Record, Records, alone_in, provenance
 
 FIELDS = (
     "method",

@@ -18,9 +18,8 @@ from PIL import Image
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests"))
 
-from report.browser import Browser, find_chromium  # noqa: E402
-
 from pcn.cli import main  # noqa: E402
+from report.browser import Browser, find_chromium  # noqa: E402
 
 TRAIN = (
     "train --model pcn.demo.network:DigitsNetwork --data digits --optimizer adam --learning-rate 0.003 --batch 32"

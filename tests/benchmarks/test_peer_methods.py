@@ -140,9 +140,8 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_random_bases_are_orthonormal_and_weights_drawn_as_the_parents(tmp_path: Path) -> None:
-    from peers.networks import planned
-
     import pcn
+    from peers.networks import planned
 
     model = models.build("wide_resnet20")
     plan = pcn.make_plan(model, None, models.config("wide_resnet20-pcn2"), example=models.example("wide_resnet20"))

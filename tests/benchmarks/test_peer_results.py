@@ -150,7 +150,6 @@ def test_nothing_starts_after_the_deadline() -> None:
 
 def test_every_arm_of_the_search_can_be_set_up(tmp_path: Path) -> None:
     import planner_search as search
-
     from pcn.models import wide_resnet20
     from pcn.training.requests import requested
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small import Mlp, images, vectors
 
 import pcn
 from pcn.cli import main
 from pcn.cost import count
 from pcn.nn import PCModule
+from small import Mlp, images, vectors
 
 ROOT = Path(__file__).parents[1]  # the commands import their models from here
 

@@ -7,11 +7,11 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from small import conv_net, images
 from torch import nn
 
 import pcn
 from pcn import LayerRule, PCNConfig, Plan, Statistics
+from small import conv_net, images
 
 HOSTILE = '<img src=x onerror="alert(1)">&"'
 

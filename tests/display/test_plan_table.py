@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from small import Branching, conv_net, images, vectors
-
 import pcn
 from pcn import LayerRule, PCNConfig
+from small import Branching, conv_net, images, vectors
 
 
 def test_a_tracing_error_is_said_once_with_the_layers_that_it_holds_for() -> None:

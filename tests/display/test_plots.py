@@ -8,10 +8,10 @@ import sys
 
 import pytest
 import torch
-from small import conv_net, images
 from torch import nn
 
 import pcn
+from small import conv_net, images
 
 pytest.importorskip("matplotlib")
 

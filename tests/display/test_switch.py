@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from small import Mlp, vectors
 
 import pcn
+from small import Mlp, vectors
 
 
 def test_a_switch_is_one_line_before_and_after() -> None:

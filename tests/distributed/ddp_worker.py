@@ -8,6 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+
+import pcn
 from distributed.network import (
     BATCH,
     SMALL,
@@ -22,17 +28,11 @@ from distributed.network import (
     train,
 )
 from distributed.worker import everyones, near, raised, run_checks, same_everywhere
-from small import record
-from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD
-
-import pcn
 from pcn.distributed import state_hash
 from pcn.distributed.ddp import wrapper_of
 from pcn.layers import unwrap
 from pcn.nn import PCModule
+from small import record
 
 KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
 BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in KNOWN else "broadcast_buffers"

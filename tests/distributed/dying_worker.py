@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from distributed.network import SMALL, NormNet, built, own_batches, rank, train
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 import pcn
+from distributed.network import SMALL, NormNet, built, own_batches, rank, train
 from pcn.nn import PCModule
 from pcn.training.world import leave
 

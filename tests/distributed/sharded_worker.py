@@ -8,8 +8,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from distributed.network import SMALL, all_batches, built, data, own_batches, size, train
-from distributed.worker import near, raised, run_checks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW
 
 import pcn
+from distributed.network import SMALL, all_batches, built, data, own_batches, size, train
+from distributed.worker import near, raised, run_checks
 from pcn.distributed import gather_, shard_
 from pcn.nn import PCModule
 

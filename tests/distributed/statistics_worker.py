@@ -7,16 +7,16 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from distributed.worker import everyones, near, raised, run_checks, same_everywhere
-from small import ConvNet, Mlp, images, vectors
 from torch import Tensor, nn
 
 import pcn
+from distributed.worker import everyones, near, raised, run_checks, same_everywhere
 from pcn.distributed.agreement import _digest
 from pcn.statistics import Statistics, forms
 from pcn.statistics.moments import Covariance
 from pcn.statistics.samples import Samples
 from pcn.statistics.sketch import Sketch
+from small import ConvNet, Mlp, images, vectors
 
 Parts = list[list[Tensor]]  # by rank: its batches
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from distributed.network import SMALL, NormNet, all_batches, alone, built, own_batches, parameters, rank, size, train
-from distributed.worker import everyones, near, raised, run_checks, same_everywhere
-from small import record
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW
 
 import pcn
+from distributed.network import SMALL, NormNet, all_batches, alone, built, own_batches, parameters, rank, size, train
+from distributed.worker import everyones, near, raised, run_checks, same_everywhere
 from pcn.distributed import state_hash
 from pcn.layers import unwrap
 from pcn.nn import PCModule
 from pcn.switching import Progress
+from small import record
 
 
 def same_as_alone(model: nn.Module, reference: nn.Module, tolerance: float = 1e-6) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from distributed.launch import check_all, torchrun
 
 SOME = [2, pytest.param(4, marks=pytest.mark.slow)]

@@ -10,8 +10,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from docs.pages import Block, blocks, run_page
 
+from docs.pages import Block, blocks, run_page
 from pcn import errors
 from pcn.graph.rules import RULES
 from pcn.layers import LAYER_TYPES, TYPE_OF

@@ -90,7 +90,6 @@ def test_a_pcn_branches_off_its_parents_first_epochs(folder: Path, carry_state: 
 @pytest.mark.parametrize("carry_state", [False, True])
 def test_conv4_becomes_a_pcn(folder: Path, carry_state: bool) -> None:
     import cifar10_conv4
-
     from runs import Job, run
 
     settings = cifar10_conv4.settings("conv4-pcn", 0, 3, folder, carry_state=carry_state)
@@ -103,7 +102,6 @@ def test_conv4_becomes_a_pcn(folder: Path, carry_state: bool) -> None:
 def test_the_dimensions_of_conv4_are_followed_over_the_epochs(folder: Path) -> None:
     import conv4_dimensions
     from cifar10_conv4 import settings
-
     from runs import Job, run
 
     short = dataclasses.replace(settings("conv4", 0, 2, folder, carry_state=False), batch=6)
@@ -113,7 +111,6 @@ def test_the_dimensions_of_conv4_are_followed_over_the_epochs(folder: Path) -> N
 
 def test_robustness_transforms_all_layers_but_the_first_and_the_one_left_out(folder: Path) -> None:
     import conv4_robustness as robustness
-
     from runs import Job, run
 
     assert len(robustness.ROBUSTNESS) == 20
@@ -128,7 +125,6 @@ def test_robustness_transforms_all_layers_but_the_first_and_the_one_left_out(fol
 
 def test_the_hidden_dimensions_of_the_mnist_network_are_counted(tmp_path: Path) -> None:
     import mnist_width
-
     from runs import Job, run
 
     torch.manual_seed(0)

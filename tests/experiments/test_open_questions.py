@@ -39,7 +39,6 @@ def test_an_arm_changes_one_thing(folder: Path) -> None:
 
 def test_arms_branch_off_one_parent_and_wait_for_it(folder: Path) -> None:
     import open_questions as questions
-
     from runs import run, trunk_ready
 
     jobs = [

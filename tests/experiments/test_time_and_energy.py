@@ -10,7 +10,6 @@ import pytest
 
 def test_an_epochs_cost_is_that_of_the_epochs_that_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import time_and_energy
-
     from runs import Job, run
 
     monkeypatch.setattr(time_and_energy, "IDLE_S", 0.01)

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from fusion.networks import IMAGES, NETWORKS, Residual, transformed
 from torch import Tensor, nn
 
+from fusion.networks import IMAGES, NETWORKS, Residual, transformed
 from pcn import ConfigError
 from pcn.fusion import choose, choose_forms, fuse_
 from pcn.fusion.layers import FusedLayer

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from fusion.networks import IMAGES, NETWORKS, Dense, Residual, transformed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pcn
+from fusion.networks import IMAGES, NETWORKS, Dense, Residual, transformed
 from pcn.fusion import FORMS, fuse_, plain, switch, unfuse_
 from pcn.fusion.pending import Pending
 from pcn.nn import PCConv2d, PCLinear

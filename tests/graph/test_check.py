@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from graph.coupling import Wired
 from torch import Tensor, nn
 
 import pcn
+from graph.coupling import Wired
 from pcn import LayerRule, PCNConfig
 from pcn.errors import ConfigError, PlanError, TraceError
 from pcn.example import Example

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from graph.coupling import Wired
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import pcn
+from graph.coupling import Wired
 from pcn import LayerRule, PCNConfig
 
 

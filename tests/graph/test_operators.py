@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from architectures.prepare import difference, with_dropped_inputs_at_zero
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pcn
+from architectures.prepare import difference, with_dropped_inputs_at_zero
 from pcn import LayerRule, PCNConfig
 
 

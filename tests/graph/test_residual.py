@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from graph.coupling import together
 from torch import Tensor, nn
 
 import pcn
+from graph.coupling import together
 from pcn import LayerRule, PCNConfig
 from pcn.example import Example
 from pcn.graph import trace

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from graph.coupling import Wired, graph_of, together, why
 from torch import Tensor, nn
 
+from graph.coupling import Wired, graph_of, together, why
 from pcn.example import Example
 from pcn.graph import trace
 

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import nn
+
+import pcn
 from integrations.training import (
     EPOCHS,
     SMALL,
@@ -20,9 +23,6 @@ from integrations.training import (
     network,
     optimizer_of,
 )
-from torch import nn
-
-import pcn
 from pcn.integrations.accelerate import prepare_switch
 from pcn.layers import unwrap
 from pcn.nn import PCModule

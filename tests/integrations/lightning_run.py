@@ -9,6 +9,10 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
 from integrations.training import (
     EPOCHS,
     SMALL,
@@ -19,10 +23,6 @@ from integrations.training import (
     network,
     optimizer_of,
 )
-from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
-
 from pcn.integrations.lightning import SwitchCallback
 from pcn.nn import PCModule
 

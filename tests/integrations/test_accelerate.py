@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import pcn
 from distributed.launch import torchrun
 from integrations.accelerate_run import Run, check_every_state_resumes
 from integrations.training import network, optimizer_of
-
-import pcn
 from pcn.integrations.accelerate import FILE, prepare_switch
 
 

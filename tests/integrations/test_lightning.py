@@ -8,11 +8,11 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+
+import pcn
 from distributed.launch import torchrun
 from integrations.lightning_run import Module, check_every_checkpoint_resumes, keep_all, make_trainer, switching
 from integrations.training import SAMPLES
-
-import pcn
 from pcn.integrations.lightning import SwitchCallback, load_from_checkpoint
 from pcn.nn import PCModule
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
+import pcn
 from distributed.launch import torchrun
 from integrations.transformers_run import (
     Rates,
@@ -16,9 +19,6 @@ from integrations.transformers_run import (
     make_trainer,
     switching,
 )
-from safetensors.torch import load_file, save_file
-
-import pcn
 from pcn.integrations.transformers import SwitchCallback
 from pcn.nn import PCModule
 

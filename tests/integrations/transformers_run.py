@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import transformers
-from integrations.training import EPOCHS, SMALL, SWITCH, everything, leave_together
 from transformers import LlamaConfig, LlamaForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
+from integrations.training import EPOCHS, SMALL, SWITCH, everything, leave_together
 from pcn.integrations.transformers import SwitchCallback
 from pcn.nn import PCModule
 

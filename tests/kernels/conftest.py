@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from kernels import interpreted
 from torch.utils._pytree import tree_map_only
+
+from kernels import interpreted
 
 CUDA = torch.cuda.is_available()
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")]

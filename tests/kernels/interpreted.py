@@ -49,7 +49,6 @@ def fused_and_not() -> list[tuple[Tensor, Tensor]]:
     import copy
 
     from fusion.networks import IMAGES, Residual, transformed
-
     from pcn.fusion import fuse_
 
     torch.manual_seed(0)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from kernels import interpreted
-from kernels.conftest import ON_GPU
 from torch import Tensor
 
+from kernels import interpreted
+from kernels.conftest import ON_GPU
 from pcn.kernels import reference
 from pcn.kernels.launch import CHOICES, Launch
 from pcn.kernels.reference import Norm

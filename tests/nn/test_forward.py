@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from explicit_form import Case, cases, channels_first, channels_last, distance, explicit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from explicit_form import Case, cases, channels_first, channels_last, distance, explicit
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, PCModule, empty_like, from_layer
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import ConvNet
 from torch import Tensor, nn
 
 import pcn
 from pcn.cost import count, flops_per_sample
 from pcn.planner.allocation import Room, hand_out
 from pcn.planner.options import Option, bargains, output_shares
+from small import ConvNet
 
 OPTION = st.builds(
     Option,

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import ConvNet, Residual
 from torch import Tensor, nn
 
 import pcn
 from pcn import models
 from pcn.cost import count
+from small import ConvNet, Residual
 
 KINDS = {"convolutional": (ConvNet, (3, 8, 8)), "residual": (Residual, (12,))}
 

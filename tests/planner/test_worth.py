@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small import ConvNet, Mlp
 from torch import Tensor, nn
 
 import pcn
 from pcn.planner import predicted_loss, prediction_divergence
 from pcn.planner.divergence import output_distance
+from small import ConvNet, Mlp
 
 
 def built(make: type[nn.Module], *shape: int) -> tuple[nn.Module, Tensor]:

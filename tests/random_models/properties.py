@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from small import record
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -24,6 +23,7 @@ from pcn.nn import PCModule
 from random_models import requests
 from random_models.choices import Choices
 from random_models.model import Case, random_case
+from small import record
 
 TOLERANCE = 1e-9
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from report.networks import varied
 
 import pcn
 from pcn.cli import main
@@ -19,6 +18,7 @@ from pcn.report.history import before_and_after, growth_before_and_after, histor
 from pcn.report.spectra import spectra_of
 from pcn.training import Settings
 from pcn.training.requests import parse_rank, rank_text
+from report.networks import varied
 
 TRAIN = shlex.split(
     "train --model small_network:build --data digits --optimizer adam --learning-rate 0.003 --batch 64 --epochs 3"

@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 
 import pytest
-from report.browser import Browser, find_chromium
-from report.networks import HOSTILE, hostile, varied
 from torch import nn
 
 import pcn
 from pcn.report import of, spectra, write_report
 from pcn.training import Settings
 from pcn.training.requests import pcn_config
+from report.browser import Browser, find_chromium
+from report.networks import HOSTILE, hostile, varied
 
 PROGRAM = find_chromium()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine: install it to test the report")

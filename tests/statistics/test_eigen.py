@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from spectra import angle, is_orthonormal, oracle, samples
 
 from pcn.statistics.eigen import completed, from_rows, full, nystrom, with_fixed_signs
+from spectra import angle, is_orthonormal, oracle, samples
 
 
 def covariance(width, rank=None):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from spectra import angle, moments, oracle, samples
 from torch import nn
 
 from pcn.statistics import analyze, spectrum
 from pcn.statistics.spectrum import Spectrum
+from spectra import angle, moments, oracle, samples
 
 pytestmark = [
     pytest.mark.gpu,

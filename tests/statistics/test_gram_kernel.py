@@ -8,10 +8,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
-from spectra import moments, samples
 
 from pcn.statistics import pieces
 from pcn.statistics.moments import Covariance
+from spectra import moments, samples
 
 gram_kernel = pytest.importorskip("pcn.statistics.gram_kernel", exc_type=ImportError)
 

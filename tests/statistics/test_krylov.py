@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from spectra import angle, is_orthonormal
 
 from pcn.statistics.krylov import BLOCK, Krylov, random_rows
+from spectra import angle, is_orthonormal
 
 
 def solver(spectrum):

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from small import ConvNet, Mlp, images, vectors
 from torch import nn
 
 import pcn
 from pcn import FileError, PCNConfig, Statistics
 from pcn.statistics import forms
+from small import ConvNet, Mlp, images, vectors
 
 
 def saved_and_read(stats: Statistics, folder: Path) -> Statistics:

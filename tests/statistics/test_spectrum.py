@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from spectra import angle, is_orthonormal, moments, oracle, samples
 
 from pcn.config import ExplainedVariance, Fixed, Fraction, Threshold
 from pcn.errors import ConfigError, StatisticsError
@@ -12,6 +11,7 @@ from pcn.statistics.forms import SketchOptions
 from pcn.statistics.moments import Covariance
 from pcn.statistics.samples import Samples
 from pcn.statistics.spectrum import Spectrum
+from spectra import angle, is_orthonormal, moments, oracle, samples
 
 WIDTH = 240
 WAYS = {

@@ -6,13 +6,13 @@ import copy
 
 import pytest
 import torch
-from new_coordinates import MODELS, NewCoordinates, batch, loss_of
-from switching.loop import CONFIG, convolutional, dense, images, step, vectors
 from torch import nn
 from torch.nn import functional as F
 
 import pcn
+from new_coordinates import MODELS, NewCoordinates, batch, loss_of
 from pcn.config import ORDERS
+from switching.loop import CONFIG, convolutional, dense, images, step, vectors
 
 
 def dropping(order: str) -> pcn.PCNConfig:

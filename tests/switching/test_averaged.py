@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from switching.loop import CONFIG, convolutional, dense, images, step, vectors
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
@@ -15,6 +14,7 @@ import pcn
 from pcn.bases import find_bases
 from pcn.nn import PCModule
 from pcn.transform import input_transform
+from switching.loop import CONFIG, convolutional, dense, images, step, vectors
 
 
 def own_average(averaged: Tensor, current: Tensor, count: int | Tensor) -> Tensor:

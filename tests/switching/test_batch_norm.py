@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import record
-from switching.loop import CONFIG, convolutional, images
 from torch import Tensor, nn
 
 import pcn
+from small import record
+from switching.loop import CONFIG, convolutional, images
 
 
 def seen_by(model: nn.Sequential, norm: int, batches: list[Tensor]) -> list[Tensor]:

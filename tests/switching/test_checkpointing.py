@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
-from switching.loop import CONFIG, convolutional, dense, gradients, images, step, vectors
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import pcn
+from switching.loop import CONFIG, convolutional, dense, gradients, images, step, vectors
 
 
 class Checkpointed(nn.Module):

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from switching.loop import CLASSES, CONFIG, Batch, convolutional, dense, gradients, images, step, vectors
 from torch import Tensor, nn
 
 import pcn
+from switching.loop import CLASSES, CONFIG, Batch, convolutional, dense, gradients, images, step, vectors
 
 Run = Callable[[Tensor], Tensor]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from switching.loop import CONFIG, dense, step, vectors
 
 import pcn
 from pcn.switching import effective_dimensions, log_dimensions
+from switching.loop import CONFIG, dense, step, vectors
 
 
 class Run:

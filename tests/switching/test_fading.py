@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from small import Mlp
 from torch import Tensor, nn
 
 import pcn
 from pcn.nn import PCModule
+from small import Mlp
 
 
 class Normed(nn.Module):

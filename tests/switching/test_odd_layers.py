@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from switching.loop import CLASSES, CONFIG, convolutional, dense, images, step, vectors
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.optim import SGD, AdamW
 
 import pcn
 from pcn.nn import PCModule
+from switching.loop import CLASSES, CONFIG, convolutional, dense, images, step, vectors
 
 
 def held(optimizer: torch.optim.Optimizer) -> set[int]:

@@ -9,15 +9,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
-from random_models.choices import Choices
-from random_models.model import Case
-from random_models.properties import measured
-from random_models.requests import full_rank
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import pcn
 from pcn.nn import PCModule
+from random_models.choices import Choices
+from random_models.model import Case
+from random_models.properties import measured
+from random_models.requests import full_rank
 
 TOLERANCE = 1e-8
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from switching.loop import CONFIG, convolutional, images, step
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._pytree import tree_flatten
 
 import pcn
 from pcn.switching import SwitchRule
+from switching.loop import CONFIG, convolutional, images, step
 
 EPOCHS = 5
 CALIBRATION = [images(100 + n)[0] for n in range(3)]

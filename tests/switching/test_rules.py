@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from switching.loop import CONFIG, dense, step, vectors
 
 import pcn
 from pcn.demo.digits import load_digits
@@ -14,6 +13,7 @@ from pcn.demo.network import DigitsNetwork
 from pcn.demo.recipe import Recipe, Training
 from pcn.nn import PCModule
 from pcn.switching import Progress
+from switching.loop import CONFIG, dense, step, vectors
 
 
 @pytest.mark.parametrize("at", [1, 5, 7])

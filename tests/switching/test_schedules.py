@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from switching.loop import CONFIG, convolutional, dense, images, step, vectors
 from torch.optim import SGD, AdamW, Optimizer, lr_scheduler, swa_utils
 
 import pcn
+from switching.loop import CONFIG, convolutional, dense, images, step, vectors
 
 STEPS, SWITCH = 12, 5
 SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
