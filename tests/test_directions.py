@@ -163,3 +163,19 @@ def test_the_block_order_has_bases_of_its_own() -> None:
 def test_what_cannot_be_is_said(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(pcn.ConfigError, match=said):
         pcn.PCNConfig(**wrong)
+
+
+@pytest.mark.parametrize("basis", BASES)
+def test_an_input_that_never_varies_stays_finite(basis: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    nn.init.constant_(model[0].bias, -100.0)  # no ReLU ever opens
+    x = torch.randn(32, 4)
+    expected = model(x)
+    pcn.compress_(model, [x], pcn.PCNConfig(rank=2, basis=basis, precondition=1.0, skip_larger=False, exclude=["0"]))
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_a_basis_that_needs_the_covariance_is_refused_for_very_wide_inputs() -> None:
+    model = nn.Sequential(nn.Linear(8200, 4))
+    with pytest.raises(pcn.ConfigError, match="needs the whole covariance of its 8,200 inputs"):
+        pcn.make_plan(model, None, pcn.PCNConfig(rank=2, basis="response"))

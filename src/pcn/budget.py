@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from pcn.config import LayerRule, PCNConfig
 from pcn.errors import ConfigError, TraceError
 from pcn.graph import ChannelGraph, trace
-from pcn.layers import unwrap
+from pcn.layers import canonical_weight, unwrap
 from pcn.plan import LayerPlan, Plan
 from pcn.planner.allocation import Room, Served, hand_out
 from pcn.planner.options import Option, forms, output_shares
 from pcn.planner.response import Response, grouped_weight
-from pcn.planner.values import Worth, directions_of
+from pcn.planner.values import WIDEST, Worth, check_values, directions_of
 from pcn.planning import Batches, make_plan
 from pcn.statistics import Statistics
 
@@ -89,8 +89,9 @@ def check_reachable(model: nn.Module, budget: Budget) -> None:
 
 
 def _lowest(layer: LayerPlan, budget: Budget) -> int:
-    """The fewest parameters that a layer could train."""
-    lowest = replace(layer, rank=min(budget.step, layer.in_features // layer.groups))
+    """The fewest parameters that a layer could train; one with a rule of its own could be asked for any rank."""
+    step = 1 if budget.config.mentions(layer.name) else budget.step
+    lowest = replace(layer, rank=min(step, layer.in_features // layer.groups))
     outputs = min(budget.step, layer.out_features // layer.groups)
     both = replace(lowest, output_rank=outputs if budget.two_sided else None)
     return min(lowest.trainable_after, both.trainable_after)
@@ -151,13 +152,14 @@ def _serve(
         model, stats, replace(config, rank=1.0, output_rank=None, keep_outputs=None, skip_larger=False), graph=graph
     )
     ruled = make_plan(model, stats, replace(config, rank=None, output_rank=None, keep_outputs=None), graph=graph)
-    frozen = {name for name in whole.layers if not any(p.requires_grad for p in model.get_submodule(name).parameters())}
+    frozen = {name for name in whole.layers if not canonical_weight(model.get_submodule(name)).requires_grad}
     layers = [p for p in whole.transformed if p.name not in frozen and not config.mentions(p.name)]
-    if budget.flops is not None and any(layer.flops_before is None for layer in whole.layers.values()):
+    if budget.flops is not None and graph is None:
         raise ConfigError("a budget of FLOPs needs the model's graph, which could not be traced: give params")
     room = _room(model, budget, ruled, layers, frozen)
     opened = batches() if callable(batches) else batches
     worth = budget.worth(model, stats, [layer.name for layer in layers], opened)
+    check_values(worth, {layer.name: layer.in_features // layer.groups for layer in layers})
     step = -(-budget.step // config.multiple_of) * config.multiple_of  # make_plan rounds up to that multiple
     return hand_out({p.name: _options(p, model, stats, worth[p.name], step, budget) for p in layers}, room)
 
@@ -178,7 +180,7 @@ def _options(
     layer: LayerPlan, model: nn.Module, stats: Statistics, worth: Tensor, step: int, budget: Budget
 ) -> list[Option]:
     shares = None
-    if budget.two_sided:
+    if budget.two_sided and layer.out_features // layer.groups <= WIDEST:  # an eigenproblem of that size for each step
         _, variances, vectors = directions_of(stats, layer.name)
         weight = grouped_weight(model, layer.name, *vectors.shape[:2]).to(vectors)
         shares = output_shares(weight, variances, vectors, step)

@@ -44,7 +44,7 @@ def response(covariance: Tensor, weight: Tensor, rank: int) -> Directions:
     leading = eigen.full(root @ gram @ root)[1][..., :rank]
     # With A the leading directions of the output, Wᵀ A reads them; where the weight sees fewer, others complete them.
     seen = gram @ root @ leading
-    along = torch.linalg.qr(seen + RIDGE * seen.norm() * leading)[0]
+    along = torch.linalg.qr(seen + RIDGE * seen.norm(dim=(-2, -1), keepdim=True) * leading)[0]
     return Directions(along, _way_back(covariance, along), _variances(covariance, along))
 
 
@@ -60,9 +60,10 @@ def preconditioned(found: Directions, power: float) -> Directions:
     if power == 0:
         return found
     mean = found.variances.mean(-1, keepdim=True)
-    scale = (found.variances + FLOOR * mean.clamp_min(torch.finfo(mean.dtype).tiny)) ** (-power / 2)
+    floored = torch.where(mean > 0, found.variances + FLOOR * mean, 1)  # an input that never varies stays as it is
+    scale = floored ** (-power / 2)
     kept = found.variances.sum(-1, keepdim=True) / (found.variances * scale**2).sum(-1, keepdim=True)
-    scale = (scale * torch.where(kept.isfinite(), kept, 1).sqrt())[:, None, :]
+    scale = (scale * torch.where(mean > 0, kept, 1).sqrt())[:, None, :]
     return Directions(found.along * scale, found.back / scale, found.variances * scale[:, 0] ** 2)
 
 

@@ -14,6 +14,7 @@ from pcn.plan import LayerPlan
 from pcn.statistics import Spectrum, Statistics
 
 NO_RANK = "no rank asked for"
+WIDEST_COVARIANCE = 8192  # for bases that need more than its leading directions
 
 
 def rank_layers(
@@ -106,6 +107,11 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         note = f"{stats.samples(layer.name)} samples of {width} inputs: more samples may show more directions"
     if layer.order == "kept_block" and (layer.basis != "pca" or layer.precondition):
         raise ConfigError(f"{layer.name!r}: order 'kept_block' makes PCA bases of its own; choose another order")
+    if layer.basis != "pca" and width > WIDEST_COVARIANCE:
+        raise ConfigError(
+            f"{layer.name!r}: basis={layer.basis!r} needs the whole covariance of its {width:,} inputs, and goes up to "
+            f"{WIDEST_COVARIANCE:,}: exclude it, or choose 'pca'"
+        )
     outputs = None if rule.output_rank is None else _output_rank(layer, rule.output_rank, config.multiple_of)
     activation = None if stats is None else stats.layers[layer.name]
     planned = replace(layer, rank=rank, output_rank=outputs, note=note, activation=activation)

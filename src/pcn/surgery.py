@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -62,6 +62,22 @@ def apply_plan_(
         if optimizer is not None:
             follow_(optimizer, edits[0].replaced)
         undo.pop_all()
+
+
+def try_plan(
+    plan: Plan, model: nn.Module, bases: Bases, *, example: Example | None, optimizer: Optimizer | None, strict: bool
+) -> None:
+    """Raise what applying a plan would raise; the model stays as it is."""
+
+    def confirm() -> None:
+        raise _Tried
+
+    with suppress(_Tried):
+        apply_plan_(plan, model, bases, example=example, optimizer=optimizer, strict=strict, confirm=confirm)
+
+
+class _Tried(Exception):
+    """All went well, and everything is put back."""
 
 
 def _check_runs(model: nn.Module, example: Example, replaced: dict[nn.Module, str]) -> None:

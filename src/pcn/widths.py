@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pcn.dropping import wiring_of, without_classes
-from pcn.errors import ConfigError, suggest
+from pcn.errors import ConfigError, CouplingError, suggest
 from pcn.graph import ChannelGraph
 from pcn.keep import Wiring
 from pcn.plan import LayerPlan, Plan
@@ -47,8 +47,17 @@ def narrowed(plan: Plan, graph: ChannelGraph, widths: Mapping[str, int]) -> Plan
         if name not in wiring.outputs:
             raise ConfigError(f"there is no layer {name!r} with outputs to choose{suggest(name, wiring.outputs)}")
         channels = wiring.outputs[name]
+        if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= len(channels):
+            raise ConfigError(f"{name!r} cannot have {width!r} outputs: give a whole number from 1 to {len(channels)}")
         classes = channels.unique()
-        dropped[classes[round(width / len(channels) * len(classes)) :]] = True
+        going = classes[round(width / len(channels) * len(classes)) :]
+        if (pinned := next((graph.pinned[cls] for cls in going.tolist() if cls in graph.pinned), None)) is not None:
+            raise CouplingError(f"{name!r} cannot have {width} outputs of {len(channels)}: {pinned}")
+        dropped[going] = True
+    for name, width in widths.items():
+        left = int((~dropped[wiring.outputs[name]]).sum())
+        if left != width:
+            raise CouplingError(f"{name!r} is given {width} outputs, but shares them with layers that leave it {left}")
     plain = {name: replace(p, rank=None, output_rank=None, note=None) for name, p in plan.layers.items()}
     return without_classes(replace(plan, layers=plain), graph, dropped, {})
 

@@ -65,3 +65,19 @@ def test_an_unknown_layer_is_named() -> None:
     _, _, plan, graph = planned("residual", 0.4)
     with pytest.raises(pcn.ConfigError, match=r"'stm'.*did you mean 'stem'"):
         plan.narrowed(graph, {"stm": 3})
+
+
+@pytest.mark.parametrize(
+    ("widths", "said"),
+    [
+        ({"stem": 0}, "from 1 to 16"),
+        ({"stem": 2.5}, "from 1 to 16"),
+        ({"stem": 99}, "from 1 to 16"),
+        ({"head": 2}, "'head' cannot have 2 outputs of 5"),
+        ({"stem": 4, "block": 12}, "'block' is given 12 outputs, but shares them"),
+    ],
+)
+def test_widths_that_cannot_be_are_refused(widths: dict[str, int], said: str) -> None:
+    _, _, plan, graph = planned("residual", 0.4)
+    with pytest.raises(pcn.PCNError, match=said):
+        plan.narrowed(graph, widths)

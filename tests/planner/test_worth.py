@@ -124,3 +124,42 @@ def test_batches_that_can_be_gone_over_only_once_are_kept(worth: pcn.planner.Wor
             plans.append(pcn.Switch(model, None, budget).now(batches(x)))
     assert plans[0] == plans[1]
     assert plans[0].transformed
+
+
+def test_directions_that_are_not_looked_at_one_by_one_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = built(Mlp, 12)
+    stats = pcn.analyze(model, [x])
+    exact = pcn.Response()(model, stats, ["fc2"], ())["fc2"]
+    monkeypatch.setattr("pcn.planner.values.WIDEST", 6)
+    found = pcn.Response()(model, stats, ["fc2"], ())["fc2"]
+    assert found.shape == exact.shape
+    assert float(found[-1]) == pytest.approx(1.0)
+    torch.testing.assert_close(found[:7], exact[:7], rtol=0.15, atol=0)
+    measured = pcn.Divergence()(model, stats, ["fc2"], [x])["fc2"]
+    assert measured.shape == exact.shape
+    assert float(measured[6]) < float(measured[-1])
+
+
+def test_a_worth_that_is_no_number_is_refused() -> None:
+    model, x = built(Mlp, 12)
+    stats = pcn.analyze(model, [x])
+    broken = pcn.Taylor(lambda model, batch: model(batch).sum() * float("nan"))
+    with pytest.raises(pcn.StatisticsError, match="may hold NaN"):
+        pcn.make_plan(model, stats, pcn.Budget(0.5, step=2, worth=broken), batches=[x])
+
+
+def test_logits_are_found_where_transformers_put_them() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Mlp()
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.inner(x)}
+
+    model, x = Wrapped(), torch.randn(32, 12)
+    stats = pcn.analyze(model, [x])
+    for worth in (pcn.Taylor(), pcn.Divergence(prediction_divergence)):
+        assert float(worth(model, stats, ["inner.fc2"], [x])["inner.fc2"][-1]) > 0
+    with pytest.raises(pcn.ConfigError, match="holds no logits: give loss="):
+        pcn.Taylor()(nn.Sequential(nn.Linear(12, 4), nn.Flatten(0)), stats, [], [x])

@@ -112,7 +112,6 @@ def test_a_run_that_is_resumed_while_it_fades_ends_like_one_that_was_not() -> No
     [
         ({"keep_dropped": True}, {}, "keeps what fade takes away"),
         ({"layers": {"fc1": pcn.LayerRule(rank=6, keep_outputs=12)}}, {}, "dropped cannot fade"),
-        ({}, {"recalibrate": True}, "nothing to do after fade"),
         ({}, {"fade": -1}, "fade=-1"),
     ],
 )
@@ -127,3 +126,57 @@ def test_a_layer_with_nothing_to_make_up_for_its_mean_is_refused() -> None:
     model.fc2 = nn.Linear(24, 24, bias=False).double()
     with pytest.raises(pcn.ConfigError, match="'fc2' cannot fade"):
         pcn.Switch(model, None, pcn.PCNConfig(**CONFIG), at=1, fade=3).after_epoch(1, [x])
+
+
+def test_what_the_cut_could_not_do_is_refused_before_anything_fades() -> None:
+    model, x, _ = built("dense")
+    model.held = [model.fc2]  # the model calls this one, whatever stands under its name
+    model.forward = lambda x: model.fc3(torch.tanh(model.held[0](torch.tanh(model.fc1(x)))))
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    with pytest.raises(pcn.PlanError, match="still calls the old 'fc2'"):
+        pcn.Switch(model, None, pcn.PCNConfig(**CONFIG), at=1, fade=3).after_epoch(1, [x])
+    model, x, _ = built("dense")
+    optimizer = torch.optim.RMSprop(model.parameters(), 0.01)
+    step(model, x, optimizer)
+    with pytest.raises(pcn.PlanError, match="RMSprop"):
+        pcn.Switch(model, optimizer, pcn.PCNConfig(**CONFIG), at=1, fade=3, strict=True).after_epoch(1, [x])
+    assert before.keys() == dict(model.named_parameters()).keys()
+    assert not any(isinstance(module, PCModule) for module in model.modules())
+
+
+def test_an_averaged_copy_fades_too() -> None:
+    model, x, _ = built("dense")
+    ema = torch.optim.swa_utils.AveragedModel(model)
+    switch = pcn.Switch(model, None, pcn.PCNConfig(**CONFIG), at=1, fade=4, ema=ema)
+    switch.after_epoch(1, [x])
+    for number in range(2, 5):
+        switch.after_step(number, [x])
+    torch.testing.assert_close(ema.module.fc2.weight, model.fc2.weight)
+    switch.after_step(5, [x])
+    torch.testing.assert_close(ema(x), model(x))
+
+
+def test_half_precision_does_not_round_the_fading_away() -> None:
+    model, x, _ = built("dense")
+    model, x = model.half(), x.half()
+    switch = pcn.Switch(model, None, pcn.PCNConfig(**CONFIG), at=1, fade=1000)
+    switch.after_epoch(1, [x])
+    assert switch.statistics is not None
+    basis = switch.statistics.basis("fc2", 12)
+    outside = torch.eye(24, dtype=torch.double) - basis @ basis.T
+    start = float((model.fc2.weight.double() @ outside).detach().norm())
+    for number in range(2, 502):
+        switch.after_step(number, [x])
+    left = float((model.fc2.weight.double() @ outside).detach().norm()) / start
+    assert left == pytest.approx(0.5, abs=0.08)
+
+
+def test_batch_norm_can_be_recalibrated_after_fading() -> None:
+    model, x, optimizer = built("normed")
+    switch = pcn.Switch(model, optimizer, pcn.PCNConfig(**CONFIG), at=1, fade=2, recalibrate=True)
+    switch.after_epoch(1, [x])
+    for number in (2, 3):
+        plan = switch.after_step(number, [x])
+    assert plan is not None
+    trained = model.train()(x)
+    torch.testing.assert_close(model.eval()(x), trained, rtol=0.2, atol=0.2)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from pcn.bases import Bases
 from pcn.distributed.agreement import check_agreement, check_parameters_agree, differing, digests
 from pcn.distributed.collectives import Ranks
 from pcn.distributed.ddp import check_rewrappable, ignore_bases_, rewrap_, sync_buffers_, wrapper_of
@@ -19,7 +20,7 @@ from pcn.errors import ConfigError
 from pcn.example import Example
 from pcn.layers import unwrap
 from pcn.plan import Plan
-from pcn.surgery import reshape_
+from pcn.surgery import reshape_, try_plan
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -70,6 +71,13 @@ class Engine:
         """Have the first rank that has a batch make the plan and its bases, for all; the very first, if none has."""
         has_one = self.ranks.gather(example is not None)
         return agree_on_plan(make, self.model, self.ranks, has_one.index(True) if any(has_one) else 0)
+
+    def try_(self, plan: Plan, bases: Bases, example: Example | None, *, strict: bool) -> None:
+        """Raise on every rank what applying a plan would raise on one."""
+        base = unwrap(self.model)
+        self.ranks.together(
+            lambda: try_plan(plan, base, bases, example=example, optimizer=self.optimizer, strict=strict)
+        )
 
     def apply_(self, make: Callable[[], Made], example: Example | None, *, strict: bool) -> Plan:
         """Have one rank make the plan, and all apply it."""

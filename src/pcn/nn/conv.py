@@ -77,9 +77,9 @@ class PCConvNd(PCModule):
             return tuple((total // 2, total - total // 2) for total in totals)
         return tuple((int(side), int(side)) for side in self.padding)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # the stock layer's name, for those who call it by keyword
         tensors = self.weight, self.bias, self.mean, self.basis
-        return pc_conv(x, *tensors, self.geometry, self.offset_weight, self.output_basis)
+        return pc_conv(input, *tensors, self.geometry, self.offset_weight, self.output_basis)
 
     def extra_repr(self) -> str:
         said = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"

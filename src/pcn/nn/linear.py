@@ -39,9 +39,9 @@ class PCLinear(PCModule):
             in_features, out_features, (), rank, output_rank, train_basis, offset, device=device, dtype=dtype
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # the stock layer's name, for those who call it by keyword
         tensors = self.weight, self.bias, self.mean, self.basis, self.offset_weight, self.output_basis
-        return pc_linear(x, *tensors)
+        return pc_linear(input, *tensors)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias=True{self._extra()}"

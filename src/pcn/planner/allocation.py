@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pcn.errors import ConfigError
-from pcn.planner.options import Option, bargains, rate
+from pcn.planner.options import Option, Price, bargains, rate
 
 Offers = Mapping[str, list[Option]]
 
@@ -40,10 +40,10 @@ class Served:
 def hand_out(offers: Offers, room: Room) -> dict[str, Served]:
     """Choose an option for every layer so that together they fit and are worth most, as far as greed finds it."""
     ladders = {name: bargains(options, room.price) for name, options in offers.items()}
-    chosen = _Chosen({name: ladder[0] for name, ladder in ladders.items()}, room)
-    if not room.holds(chosen.params, chosen.flops):
-        raise ConfigError(_too_small(room, chosen))
-    queue = [_bid(name, ladders[name], 1, room) for name in ladders if len(ladders[name]) > 1]
+    chosen = _start(offers, room)
+    above = {name: [o for o in ladders[name] if o.worth > option.worth] for name, option in chosen.options.items()}
+    ladders = {name: [chosen.options[name], *options] for name, options in above.items()}
+    queue = [_bid(name, ladder, 1, room) for name, ladder in ladders.items() if len(ladder) > 1]
     heapq.heapify(queue)
     while queue:
         _, name, number = heapq.heappop(queue)
@@ -55,6 +55,19 @@ def hand_out(offers: Offers, room: Room) -> dict[str, Served]:
         name: Served(option, _following(option, ladders[name]), len(offers[name]))
         for name, option in chosen.options.items()
     }
+
+
+def _start(offers: Offers, room: Room) -> _Chosen:
+    """The cheapest option of every layer, by all limits together or, if those do not fit, by one of them."""
+    orders: tuple[Price, ...] = (room.price, lambda option: option.params, lambda option: option.flops)
+    starts = []
+    for cost in orders:
+        least = {name: min(options, key=lambda o: (cost(o), -o.worth)) for name, options in offers.items()}
+        starts.append(_Chosen(least, room))
+    fitting = [start for start in starts if room.holds(start.params, start.flops)]
+    if not fitting:
+        raise ConfigError(_too_small(room, starts[0]))
+    return fitting[0]
 
 
 class _Chosen:

@@ -15,6 +15,7 @@ from pcn.errors import StatisticsError
 from pcn.example import Example, device_of
 from pcn.layers import layer_type
 from pcn.planner.inputs import as_vectors, changed_inputs
+from pcn.planner.outputs import logits_of
 from pcn.planner.values import Values, directions_of
 from pcn.statistics import Statistics
 from pcn.untouched import untouched
@@ -22,9 +23,9 @@ from pcn.untouched import untouched
 Compare = Callable[[Any, Any], Tensor]
 
 
-def prediction_divergence(before: Tensor, after: Tensor) -> Tensor:
+def prediction_divergence(before: Any, after: Any) -> Tensor:
     """The mean Kullback-Leibler divergence of a classifier's predictions from those that it made before."""
-    expected, found = (logits.double().log_softmax(-1) for logits in (before, after))
+    expected, found = (logits_of(output, "compare").double().log_softmax(-1) for output in (before, after))
     return (expected.exp() * (expected - found)).sum(-1).mean()
 
 
@@ -62,8 +63,8 @@ class Divergence:
             return {name: self._curve(model, stats, name, calls, before) for name in layers}
 
     def _curve(self, model: nn.Module, stats: Statistics, name: str, calls: list[Example], before: list[Any]) -> Tensor:
-        width = directions_of(stats, name)[2].shape[-1]
-        tried = {max(1, width >> power) for power in range(1, self.finest.bit_length())} - {width}
+        _, width, known = directions_of(stats, name)[2].shape
+        tried = {known, *(max(1, known >> power) for power in range(1, self.finest.bit_length()))} - {width}
         ranks = [0, *sorted(tried), width]
         distances = []
         for rank in ranks[:-1]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from pcn.plan import LayerPlan
 
 Price = Callable[["Option"], float]
+POINTS = 16  # ranks at which the share of outputs is worked out, an eigenproblem each
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def forms(layer: LayerPlan, worth: Tensor, step: int, shares: Tensor | None, *, 
             slower = (planned.flops_after or 0) > (layer.flops_before or 0)
             if only_smaller and (slower or planned.stored_after >= layer.trainable_before):
                 continue
-            kept = 1.0 if shares is None or trained is None else float(shares[rank, trained])
+            kept = 1.0 if shares is None or trained is None else float(shares[min(rank, len(shares) - 1), trained])
             yield Option(rank, trained, planned.trainable_after, planned.flops_after or 0, float(worth[rank]) * kept)
 
 
@@ -50,15 +51,20 @@ def _steps(most: int, step: int) -> Sequence[int]:
 def output_shares(weight: Tensor, variances: Tensor, vectors: Tensor, step: int) -> Tensor:
     """Return (ranks + 1, outputs + 1): of the response through r directions, the share that s output directions keep.
 
-    ``weight`` is (g, n, w, k). It is worked out at multiples of ``step``; ranks between hold what the next below does.
+    ``weight`` is (g, n, w, k). It is worked out at some multiples of ``step``, close together at low ranks; ranks
+    between hold what the next below does.
     """
     projected = torch.einsum("gnmk,gmr->gnrk", weight, vectors)
     groups, outputs, ranks, _ = projected.shape
     shares = torch.ones(ranks + 1, outputs + 1, dtype=torch.float64)
     covariance = torch.zeros(groups, outputs, outputs).to(projected)
-    for start in range(0, ranks, step):
+    last = max(1, -(-ranks // step))
+    looked_at = {round(last ** (point / (POINTS - 1))) for point in range(POINTS)}
+    for number, start in enumerate(range(0, ranks, step), 1):
         part, spread = projected[:, :, start : start + step], variances[:, start : start + step]
         covariance = covariance + torch.einsum("gnrk,gr,glrk->gnl", part, spread, part)
+        if number not in looked_at:
+            continue
         held = torch.linalg.eigvalsh(covariance).flip(-1).clamp_min(0).sum(0).cumsum(0)
         shares[min(start + step, ranks) :, 1:] = (held / held[-1].clamp_min(torch.finfo(held.dtype).tiny)).cpu()
     return shares

@@ -18,13 +18,14 @@ from pcn.statistics import Statistics
 class Response:
     """Direction j is worth e_j ‖W u_j‖², relative to the layer's whole response; every layer counts the same.
 
-    That is exact for linear layers. For larger kernels their positions are taken as uncorrelated.
+    That is exact for linear layers of up to 1,024 inputs; for wider ones what lies beyond that many directions is
+    estimated. Positions of larger kernels are taken as uncorrelated.
     """
 
     needs_batches: ClassVar[bool] = False
 
     def __call__(self, model: nn.Module, stats: Statistics, layers: Sequence[str], batches: Iterable[Any]) -> Values:
-        return {name: added_up(_shares(model, stats, name)) for name in layers}
+        return {name: _worth(model, stats, name) for name in layers}
 
 
 def grouped_weight(model: nn.Module, layer: str, groups: int, width: int) -> Tensor:
@@ -33,9 +34,15 @@ def grouped_weight(model: nn.Module, layer: str, groups: int, width: int) -> Ten
     return weight.reshape(groups, -1, width, weight[0, 0].numel())
 
 
-def _shares(model: nn.Module, stats: Statistics, layer: str) -> Tensor:
+def _worth(model: nn.Module, stats: Statistics, layer: str) -> Tensor:
     _, values, vectors = directions_of(stats, layer)
+    _, width, known = vectors.shape
     weight = grouped_weight(model, layer, *vectors.shape[:2]).to(vectors)
     responses = torch.einsum("gnmk,gmr->gnkr", weight, vectors).square().sum((1, 2))
-    shares = (values * responses).sum(0)
-    return shares / shares.sum().clamp_min(torch.finfo(shares.dtype).tiny)
+    each = (values * responses).sum(0)
+    # Directions beyond are taken to share what is left of the variance and of the weight evenly.
+    variance = (stats.spectrum(layer).total_variance.to(values) - values.sum(1)).clamp_min(0)
+    gain = (weight.square().sum((1, 2, 3)) - responses.sum(1)).clamp_min(0) / max(width - known, 1)
+    rest = float((variance * gain).sum()) if known < width else 0.0
+    total = max(float(each.sum()) + rest, torch.finfo(each.dtype).tiny)
+    return added_up(each / total, width, rest / total)

@@ -14,16 +14,18 @@ from pcn.errors import StatisticsError
 from pcn.example import Example, device_of
 from pcn.layers import layer_type
 from pcn.planner.inputs import as_vectors, changed_inputs
+from pcn.planner.outputs import logits_of
 from pcn.planner.values import Values, added_up, directions_of
 from pcn.statistics import Statistics
 from pcn.untouched import untouched
 
 Loss = Callable[[nn.Module, Any], Tensor]
+SAMPLES = 64
 
 
 def predicted_loss(model: nn.Module, batch: Any) -> Tensor:
     """A classifier's mean loss on labels drawn from its own predictions, which makes the worth its true Fisher's."""
-    logits = Example.of(batch, device=device_of(model)).call(model)
+    logits = logits_of(Example.of(batch, device=device_of(model)).call(model), "loss")
     generator = torch.Generator().manual_seed(0)
     chances = logits.detach().double().softmax(-1).flatten(0, -2).cpu()
     labels = torch.multinomial(chances, 1, generator=generator).flatten().to(logits.device)
@@ -48,7 +50,7 @@ class Taylor:
                 samples += self._add(model, batch, sums)
         if not samples:
             raise StatisticsError("there was no batch to take gradients on: give a list, or a function that opens them")
-        return {name: added_up(sum.total) / samples for name, sum in sums.items()}
+        return {name: added_up(each.total / samples, each.vectors.shape[1]) for name, each in sums.items()}
 
     def _add(self, model: nn.Module, batch: Any, sums: dict[str, _Sum]) -> int:
         read: list[tuple[str, Tensor]] = []
@@ -83,8 +85,10 @@ class _Sum:
 
     def add(self, x: Tensor, gradient: Tensor) -> None:
         groups = len(self.vectors)
-        inputs, slopes = (as_vectors(t, self.spatial, groups).float() for t in (x, gradient))
-        mean, vectors = self.mean.to(inputs), self.vectors.to(inputs)
-        coordinates = torch.einsum("npgw,gwr->npgr", inputs - mean, vectors)
-        terms = (coordinates * torch.einsum("npgw,gwr->npgr", slopes, vectors)).sum(1)
-        self.total += terms.double().square().sum((0, 1)).to(self.total)
+        vectors = self.vectors.float()
+        # Some samples at a time: the coordinates of a whole batch would take as much memory as its activations.
+        for part, slope in zip(x.split(SAMPLES), gradient.split(SAMPLES), strict=True):
+            inputs, slopes = (as_vectors(t, self.spatial, groups).float() for t in (part, slope))
+            coordinates = torch.einsum("npgw,gwr->npgr", inputs - self.mean.to(inputs), vectors)
+            terms = (coordinates * torch.einsum("npgw,gwr->npgr", slopes, vectors)).sum(1)
+            self.total += terms.double().square().sum((0, 1)).to(self.total)

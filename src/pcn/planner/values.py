@@ -8,11 +8,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from pcn.errors import ConfigError, StatisticsError
 from pcn.statistics import Statistics
 
-WIDEST = 1024  # directions that are looked at in one layer; wider inputs have little variance beyond
+WIDEST = 1024  # directions of one layer that are looked at one by one
 
-Values = Mapping[str, Tensor]  # layer -> what its first 0, 1, 2, ... directions are worth together, from 0 upwards
+Values = Mapping[str, Tensor]  # layer -> what its first 0, 1, 2, ... and all directions are worth together, from 0 up
 
 
 @runtime_checkable
@@ -37,6 +38,24 @@ def directions_of(stats: Statistics, layer: str) -> tuple[Tensor, Tensor, Tensor
     return stats.mean(layer).reshape(spectrum.groups, -1), values, vectors
 
 
-def added_up(each: Tensor) -> Tensor:
-    """From what each direction is worth to what the first 0, 1, 2, ... are worth together."""
-    return torch.cat([each.new_zeros(1), each.cumsum(0)])
+def added_up(each: Tensor, width: int, rest: float = 0.0) -> Tensor:
+    """From what each direction is worth to what the first 0, 1, 2, ... are worth together.
+
+    Those that were not looked at one by one have equal parts of the ``rest``.
+    """
+    beyond = width - len(each)
+    tail = each.new_full((beyond,), rest / max(beyond, 1))
+    return torch.cat([each.new_zeros(1), torch.cat([each, tail]).cumsum(0)])
+
+
+def check_values(values: Values, widths: Mapping[str, int]) -> None:
+    """Raise unless there is a sensible number for every number of directions of every layer."""
+    for layer, width in widths.items():
+        worth = values.get(layer)
+        if worth is None or tuple(worth.shape) != (width + 1,):
+            shape = "nothing" if worth is None else f"numbers of shape {tuple(worth.shape)}"
+            raise ConfigError(f"the worth of {layer!r} is {shape}: give what 0, 1, ..., {width} directions are worth")
+        if not bool(worth.isfinite().all()) or bool((worth.diff() < 0).any()) or float(worth[0]) != 0:
+            raise StatisticsError(
+                f"the worth of {layer!r} does not rise from 0 in finite numbers: the loss or the outputs may hold NaN"
+            )

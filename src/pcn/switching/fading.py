@@ -12,6 +12,9 @@ from pcn.bases import Bases, Basis
 from pcn.errors import ConfigError
 from pcn.layers import canonical_weight, unwrap
 from pcn.plan import LayerPlan, Plan
+from pcn.surgery import averaged
+
+HALF_STEPS = 16  # in which weights of half precision fade
 
 
 @dataclass
@@ -43,13 +46,24 @@ class Fading:
         return self.done >= self.steps
 
     @torch.no_grad()
-    def step_(self, model: nn.Module) -> None:
-        """Take one step's share away, in place."""
-        left = self.steps - self.done
+    def step_(self, model: nn.Module, ema: nn.Module | None = None) -> None:
+        """Take one step's share away, in place; an averaged copy fades alike."""
         self.done += 1
         base = unwrap(model)
-        for layer in self.plan.transformed:
-            _shrink_(base.get_submodule(layer.name), layer, self.bases[layer.name], 1 / left)
+        for copy in (base,) if ema is None else (base, averaged(ema, base)):
+            for layer in self.plan.transformed:
+                module = copy.get_submodule(layer.name)
+                share = self._share(canonical_weight(module).dtype)
+                if share:
+                    _shrink_(module, layer, self.bases[layer.name], share)
+
+    def _share(self, dtype: torch.dtype) -> float:
+        """What goes now, of what is left; half precision goes in some large steps, as small ones would round away."""
+        every = 1 if torch.finfo(dtype).bits > 16 else -(-self.steps // HALF_STEPS)
+        if self.done % every and not self.over:
+            return 0.0
+        before = (self.done - 1) // every * every
+        return (self.done - before) / (self.steps - before)
 
     def state_dict(self) -> dict[str, Any]:
         tensors = {
@@ -66,15 +80,15 @@ class Fading:
 def _shrink_(module: nn.Module, layer: LayerPlan, basis: Basis, share: float) -> None:
     """Take a share of what the bases do not hold off a weight; the bias makes up for its response to the mean."""
     weight = canonical_weight(module)
-    lost = _outside(weight, layer, basis)
-    weight -= share * lost
+    lost = _outside(weight.double(), layer, basis)
+    weight.copy_(weight - share * lost)
     if isinstance(module.bias, Tensor):
         response = torch.einsum("gnmk,gm->gn", _grouped(lost, layer), basis.mean.to(lost).reshape(layer.groups, -1))
-        module.bias += share * response.flatten()
+        module.bias.copy_(module.bias + share * response.flatten())
 
 
 def _outside(weight: Tensor, layer: LayerPlan, basis: Basis) -> Tensor:
-    """Return W - V Vᵀ W D Bᵀ, group by group."""
+    """Return W - V Vᵀ W D Bᵀ, group by group, in float64 as the bases are."""
     along, back = (
         part.to(weight).reshape(layer.groups, -1, part.shape[-1])
         for part in (basis.directions, basis.directions if basis.dual is None else basis.dual)

@@ -85,8 +85,6 @@ class Switch:
             check_reachable(self.model, self._wish)
         if isinstance(self.fade, bool) or not isinstance(self.fade, int) or self.fade < 0:
             raise ConfigError(f"fade={self.fade!r}: give a number of steps, or 0 to cut at once")
-        if self.fade and self.recalibrate:
-            raise ConfigError("recalibrate has nothing to do after fade: batch norm has followed the weights; drop one")
         self._engine = Engine(self.model, self.optimizer, self.ema, self.group)
         self.plan = get_plan(self.model)  # a resumed run may have switched already
 
@@ -130,7 +128,7 @@ class Switch:
         if self.plan is not None:
             return None
         if self._fading is not None:
-            return self._fade()
+            return self._fade(batches)
         due = bool(self._rule.due(self._seen.progress(step)))
         if type(self._rule) not in PURE:
             due = self._engine.ranks.from_one(lambda: due)
@@ -154,7 +152,7 @@ class Switch:
         if state["plan"] is None and self.plan is not None:
             raise PlanError("this state is from before the switch, but the model has been switched: build it anew")
         self._seen.load_state_dict(state)
-        self._fading = None if state["fading"] is None else Fading.from_state(state["fading"])
+        self._fading = None if state.get("fading") is None else Fading.from_state(state["fading"])
         if state["plan"] is not None and self.plan is None:
             plan = Plan.from_json(state["plan"])
             self._engine.reshape_(plan)
@@ -192,18 +190,22 @@ class Switch:
         batches = engine.ranks.together(lambda: _repeatable(batches))
         found = stats or self.look(batches)
         self.statistics = found
-        self._fading = Fading(*engine.agree(lambda: self._make(found, batches), found.example), self.fade)
+        fading = Fading(*engine.agree(lambda: self._make(found, batches), found.example), self.fade)
+        engine.try_(fading.plan, fading.bases, found.example, strict=self.strict)  # what cannot work shows now
+        self._fading = fading
         return None
 
-    def _fade(self) -> Plan | None:
+    def _fade(self, batches: Batches) -> Plan | None:
         assert self._fading is not None
-        self._fading.step_(self.model)
-        if not self._fading.over:
+        fading, engine = self._fading, self._engine
+        fading.step_(self.model, self.ema)
+        if not fading.over:
             return None
-        made, self._fading = self._fading, None
-        before = self._engine.before_switch_()
-        self.plan = self._engine.apply_(lambda: (made.plan, made.bases), None, strict=self.strict)
-        self._engine.after_switch(before)
+        before = engine.before_switch_()
+        self.plan = engine.apply_(lambda: (fading.plan, fading.bases), None, strict=self.strict)
+        self._fading = None
+        self._recalibrate(batches)
+        engine.after_switch(before)
         return self.plan
 
     def _apply(self, batches: Batches, stats: Statistics | None) -> Plan:
@@ -215,12 +217,14 @@ class Switch:
         found = stats or self.look(batches)
         self.plan = engine.apply_(lambda: self._make(found, batches), found.example, strict=self.strict)
         self.statistics = found
-        if self.recalibrate:
-            recalibrate_(
-                self.model, engine.ranks.together(lambda: _opened(batches)), self.forward, group=engine.ranks.group
-            )
+        self._recalibrate(batches)
         engine.after_switch(before)
         return self.plan
+
+    def _recalibrate(self, batches: Batches) -> None:
+        if self.recalibrate:
+            ranks = self._engine.ranks
+            recalibrate_(self.model, ranks.together(lambda: _opened(batches)), self.forward, group=ranks.group)
 
     def _make(self, stats: Statistics, batches: Batches) -> tuple[Plan, Bases]:
         plan = make_plan(self.model, stats, self._wish, batches=batches)
