@@ -25,7 +25,7 @@ from pcn.statistics import Statistics
 class Budget:
     """What the whole model may cost: a number, or a fraction of what it costs now; at least one of them is given.
 
-    ``params`` counts trained parameters, ``flops`` the operations of linear and convolutional layers per sample. Which
+    So 1.0 is all that it has now, and 1 is one. ``params`` counts trained parameters, ``flops`` the operations of linear and convolutional layers per sample. Which
     layers may change, and all options, come from ``config``; layers for which it has a rule keep to that.
 
     >>> Budget(params=0.25, config=PCNConfig(exclude=["head"])).limit("params", 4_000_000)
@@ -50,7 +50,15 @@ class Budget:
             raise ConfigError("a budget needs params or flops, as in Budget(params=0.25)")
         if isinstance(self.step, bool) or not isinstance(self.step, int) or self.step < 1:
             raise ConfigError(f"step={self.step!r}: give a whole number of at least 1")
-        if not isinstance(self.worth, Worth):
+        if not isinstance(self.config, PCNConfig):
+            raise ConfigError(f"config={self.config!r}: give a PCNConfig")
+        for name in ("keep_outputs", "output_rank"):
+            if getattr(self.config, name) is not None:
+                raise ConfigError(
+                    f"{name}={getattr(self.config, name)!r} beside a budget, which chooses for every layer: "
+                    "give it in a rule for the layers that are meant (two_sided=True chooses output ranks)"
+                )
+        if isinstance(self.worth, type) or not isinstance(self.worth, Worth):
             raise ConfigError(f"worth={self.worth!r}: give Response(), Taylor(...), Divergence(...) or one of your own")
 
     def limit(self, name: str, now: int) -> int | None:
@@ -67,6 +75,8 @@ def as_budget(
         if params is not None or flops is not None:
             raise ConfigError("a Budget is given whole: put params and flops into it")
         return config
+    if config is not None and not isinstance(config, PCNConfig):
+        raise ConfigError(f"config={config!r}: give a PCNConfig, or a Budget such as Budget(params=0.25)")
     if params is None and flops is None:
         return None
     return Budget(params, flops, config=config or PCNConfig())

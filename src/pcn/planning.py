@@ -48,8 +48,10 @@ def make_plan(
     config = config or PCNConfig()
     check_untransformed(model)
     if not isinstance(config, PCNConfig):
-        from pcn.budget import plan_within
+        from pcn.budget import Budget, plan_within
 
+        if not isinstance(config, Budget):
+            raise ConfigError(f"config={config!r}: give a PCNConfig, or a Budget such as Budget(params=0.25)")
         if stats is None:
             raise ConfigError("a budget needs statistics: give those of pcn.analyze(model, batches)")
         return plan_within(model, stats, config, batches=batches, graph=graph, example=example)

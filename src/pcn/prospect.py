@@ -56,17 +56,17 @@ def prospect(model: nn.Module, plan: Plan, example: Example | None) -> Prospect:
     >>> prospect(model, make_plan(model, None, PCNConfig(rank=8, exclude=["2"])), example).after.trainable
     1226
     """
-    base = unwrap(model)
-    changed = skeleton(base, {}, META)
+    # Both without weights: what a device's own kernels compute in one piece, attention say, is not counted alike.
+    now, changed = (skeleton(unwrap(model), {}, META) for _ in range(2))
     plan.reshape_(changed)
     if example is None:
-        return Prospect(_size(base, None), _size(changed, None), "how the model is called is unknown")
+        return Prospect(_size(now, None), _size(changed, None), "how the model is called is unknown")
     try:
-        return Prospect(_size(base, example), _size(changed, example))
+        return Prospect(_size(now, example), _size(changed, example))
     except Exception as error:  # whatever a model's own code raises on tensors without values
         said = " ".join(f"{type(error).__name__}: {error}".split())
         return Prospect(
-            _size(base, None), _size(changed, None), f"the model does not run without values ({said[:200]})"
+            _size(now, None), _size(changed, None), f"the model does not run without values ({said[:200]})"
         )
 
 

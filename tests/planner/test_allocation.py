@@ -141,6 +141,16 @@ def test_a_budget_is_refused_where_it_says_nothing_or_too_much() -> None:
         pcn.compress_(model, [x], pcn.Budget(0.5), params=0.3)
     with pytest.raises(pcn.ConfigError, match="needs statistics"):
         pcn.make_plan(model, None, pcn.Budget(0.5))
+    with pytest.raises(pcn.ConfigError, match="give a PCNConfig, or a Budget"):
+        pcn.make_plan(model, pcn.analyze(model, [x]), 0.25)
+    with pytest.raises(pcn.ConfigError, match="give a PCNConfig, or a Budget"):
+        pcn.compress_(model, [x], 0.25)
+    with pytest.raises(pcn.ConfigError, match="keep_outputs=0.5 beside a budget"):
+        pcn.Budget(0.5, config=pcn.PCNConfig(keep_outputs=0.5))
+    with pytest.raises(pcn.ConfigError, match="worth="):
+        pcn.Budget(0.5, worth=pcn.Taylor)
+    with pytest.raises(pcn.ConfigError, match="'fcc'"):
+        pcn.Switch(model, None, pcn.PCNConfig(exclude=["fcc"]))
 
 
 def test_a_budget_that_no_ranks_can_meet_is_refused_before_training() -> None:

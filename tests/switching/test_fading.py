@@ -180,3 +180,11 @@ def test_batch_norm_can_be_recalibrated_after_fading() -> None:
     assert plan is not None
     trained = model.train()(x)
     torch.testing.assert_close(model.eval()(x), trained, rtol=0.2, atol=0.2)
+
+
+def test_a_loop_that_tells_no_steps_hears_of_it() -> None:
+    model, x, _ = built("dense")
+    switch = pcn.Switch(model, None, pcn.PCNConfig(**CONFIG), at=1, fade=4)
+    switch.after_epoch(1, [x])
+    with pytest.raises(pcn.ConfigError, match=r"call switch.after_step"):
+        switch.after_epoch(2, [x])

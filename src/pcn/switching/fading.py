@@ -29,6 +29,7 @@ class Fading:
     bases: Bases
     steps: int
     done: int = 0
+    noted: int = 0  # steps that were done when the last epoch ended
 
     def __post_init__(self) -> None:
         if self.plan.slices:
@@ -44,6 +45,12 @@ class Fading:
     @property
     def over(self) -> bool:
         return self.done >= self.steps
+
+    def check_moves(self) -> None:
+        """Raise at the end of an epoch in which no step was told."""
+        if self.done == self.noted:
+            raise ConfigError("nothing faded in this epoch: with fade=, call switch.after_step(...) after every step")
+        self.noted = self.done
 
     @torch.no_grad()
     def step_(self, model: nn.Module, ema: nn.Module | None = None) -> None:

@@ -16,6 +16,7 @@ from pcn.config import PCNConfig
 from pcn.distributed.engine import Engine
 from pcn.errors import ConfigError, PlanError
 from pcn.example import Forward
+from pcn.layers import transformable_layers, unwrap
 from pcn.plan import Plan, check_untransformed, get_plan
 from pcn.planning import make_plan
 from pcn.statistics import Statistics, analyze
@@ -81,8 +82,10 @@ class Switch:
     def __post_init__(self) -> None:
         self._rule = as_switch_rule(self.at)
         self._wish = as_budget(self.config, params=self.params) or self.config or PCNConfig()
-        if isinstance(self._wish, Budget) and get_plan(self.model) is None:
-            check_reachable(self.model, self._wish)
+        if get_plan(self.model) is None:
+            self.options.check_names(name for name, _, _ in transformable_layers(unwrap(self.model)))
+            if isinstance(self._wish, Budget):
+                check_reachable(self.model, self._wish)
         if isinstance(self.fade, bool) or not isinstance(self.fade, int) or self.fade < 0:
             raise ConfigError(f"fade={self.fade!r}: give a number of steps, or 0 to cut at once")
         self._engine = Engine(self.model, self.optimizer, self.ema, self.group)
@@ -106,6 +109,8 @@ class Switch:
         at all where :meth:`look` has just given the ``statistics``. Of several processes, the first one's accuracy
         counts.
         """
+        if self._fading is not None:
+            self._fading.check_moves()
         if self.begun:
             return None
         ranks, seen = self._engine.ranks, self._seen
