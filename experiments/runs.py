@@ -115,6 +115,8 @@ def make_record(job: Job, trainer: Trainer, result: Record, seen: Sequence[Recor
 def describe(record: Record) -> str:
     if record["event"] == "resumed":
         return f"goes on after epoch {record['epoch']}"
+    if record["event"] == "fade":
+        return "begins to fade"
     if record["event"] == "switch":
         return (
             f"switches in {record['seconds']:.1f} s to {record['trainable_after']:,} trainable parameters: "

@@ -25,8 +25,9 @@ from pcn.statistics import Statistics
 class Budget:
     """What the whole model may cost: a number, or a fraction of what it costs now; at least one of them is given.
 
-    So 1.0 is all that it has now, and 1 is one. ``params`` counts trained parameters, ``flops`` the operations of linear and convolutional layers per sample. Which
-    layers may change, and all options, come from ``config``; layers for which it has a rule keep to that.
+    So 1.0 is all that it takes now, and 1 is one. ``params`` counts trained parameters, ``flops`` the operations of
+    linear and convolutional layers per sample. Which layers may change, and all options, come from ``config``; layers
+    for which it has a rule keep to that.
 
     >>> Budget(params=0.25, config=PCNConfig(exclude=["head"])).limit("params", 4_000_000)
     1000000

@@ -70,13 +70,13 @@ def try_plan(
     """Raise what applying a plan would raise; the model stays as it is."""
 
     def confirm() -> None:
-        raise _Tried
+        raise _TriedError
 
-    with suppress(_Tried):
+    with suppress(_TriedError):
         apply_plan_(plan, model, bases, example=example, optimizer=optimizer, strict=strict, confirm=confirm)
 
 
-class _Tried(Exception):
+class _TriedError(Exception):
     """All went well, and everything is put back."""
 
 

@@ -16,8 +16,9 @@ from pcn.cli import main
 from pcn.report import of, of_run, render, spectra, write_report
 from pcn.report.history import before_and_after, growth_before_and_after, history_of
 from pcn.report.spectra import spectra_of
+from pcn.report.toml import same_run
 from pcn.training import Settings
-from pcn.training.requests import parse_rank, rank_text
+from pcn.training.requests import parse_rank, rank_text, requested
 from report.networks import varied
 
 TRAIN = shlex.split(
@@ -210,6 +211,19 @@ def test_time_is_that_of_whole_epochs_on_one_side_of_the_switch() -> None:
     assert before_and_after(metrics, "energy_j") == (None, None)
 
 
+def test_epochs_in_which_weights_fade_are_on_neither_side() -> None:
+    def epoch(number: int, seconds: float) -> dict[str, Any]:
+        values = {"validation_accuracy": 50.0, "train_seconds": seconds}
+        return {"event": "epoch", "epoch": number, "step": 10 * number, **values}
+
+    fade = {"event": "fade", "epoch": 1, "step": 15}
+    switch = {"event": "switch", "epoch": 2, "step": 30, "validation_accuracy": 40.0}
+    metrics = [epoch(1, 4.0), fade, epoch(2, 14.0), epoch(3, 24.0), switch, epoch(4, 26.0)]
+    assert growth_before_and_after(metrics, "train_seconds") == (4.0, 2.0)
+    assert growth_before_and_after(metrics[:4], "train_seconds") == (4.0, None)  # not switched yet
+    assert history_of(metrics)["switch"]["at"] == 3
+
+
 @pytest.mark.parametrize("rank", [pcn.Threshold(0.1), pcn.Threshold(1e-7), pcn.ExplainedVariance(0.999), 64, 0.25])
 def test_a_rule_is_written_as_it_is_read(rank: Any) -> None:
     assert parse_rank(rank_text(rank)) == rank
@@ -221,3 +235,22 @@ def test_the_same_run_can_be_asked_for_again(switched: Path) -> None:
     settings = Settings.from_mapping(json.loads((switched / "settings.json").read_text()))
     again = Settings.from_mapping(tomllib.loads(of_run(switched)["toml"] + 'rank = "90%"\nexclude = ["4"]'))
     assert again == settings
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"flops": 0.5, "worth": "taylor"},
+        {"params": 0.5, "two_sided": True},
+        {"rank": "0.5", "output_rank": 0.5},
+        {"layers": {"8": {"rank": 4, "output_rank": 8}}, "exclude": ("0",)},
+        {"pcn": "conv4-pcn"},
+    ],
+)
+def test_a_rank_can_take_the_place_of_whatever_a_run_asked_for(asked: dict[str, Any]) -> None:
+    import tomllib
+
+    kept = {"basis": "response", "precondition": 0.5, "fade_epochs": 1.5, "switch_at": "2", "seed": 3}
+    again = Settings.from_mapping(tomllib.loads(same_run(Settings(**asked, **kept)) + 'rank = "90%"\n'))
+    assert again == Settings(rank="90%", **kept)
+    assert requested(again) == pcn.PCNConfig(rank=pcn.ExplainedVariance(0.9), basis="response", precondition=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,11 @@ def test_every_kind_of_logger_is_told(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("effective_dimension/fc1")] == [(3, 42.0)]
     with pytest.raises(pcn.ConfigError, match=r"give an object with log\(dict\)"):
         log_dimensions("wandb", 1, {"fc1": 2})
+
+
+def test_python_s_own_loggers_are_refused_with_what_to_give() -> None:
+    logger = logging.getLogger("pcn.test")
+    for each in (logger, logging.LoggerAdapter(logger, {})):
+        with pytest.raises(pcn.ConfigError, match=r"takes lines of text: give a function") as refused:
+            log_dimensions(each, 1, {"fc1": 2})
+        assert len(str(refused.value).splitlines()) == 1

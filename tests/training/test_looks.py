@@ -13,7 +13,8 @@ import torch
 
 import pcn
 from pcn.cli import main
-from pcn.training import Data, Settings, Trainer, load_data
+from pcn.report import spectra
+from pcn.training import Data, Settings, Trainer, load_data, meter
 
 TRAIN = shlex.split(
     "train --model small_network:build --data digits --optimizer adam --learning-rate 0.003 --batch 64 --epochs 3"
@@ -95,6 +96,37 @@ def test_looking_is_no_training() -> None:
     assert result is not None
     assert result["switch_seconds"] > 1  # what the switch looks at is its own
     assert time.perf_counter() - started - result["train_seconds"] > 2  # after the first epoch, and before the switch
+
+
+@pytest.mark.parametrize("fade", [0.0, 0.5])
+def test_training_up_to_a_switch_within_an_epoch_is_training(monkeypatch: pytest.MonkeyPatch, fade: float) -> None:
+    monkeypatch.setattr(meter, "read_energy_j", lambda device: 100 * time.perf_counter())
+    settings = Settings(
+        model="small_network:build", epochs=2, batch=64, switch_at="step 10", rank="0.25", measure_every=0,
+        fade_epochs=fade,
+    )  # fmt: skip
+    records: list[dict[str, Any]] = []
+    data = SlowToLookAt(load_data(settings, torch.device("cpu"), torch.float32))
+    trainer = Trainer(settings, data, tell=records.append, stepped=lambda: time.sleep(0.1))
+    result = trainer.run()
+    assert result is not None
+    told = {record["event"]: record for record in records}
+    assert told["switch"]["step"] == 10 + 14 * fade
+    assert told["switch"]["fade_steps_left"] == 0
+    assert 1 < result["switch_seconds"] < 2  # the one look, without the second that the ten steps took
+    assert 2.8 < result["train_seconds"] < 4  # all 28 steps, without the look
+    assert result["energy_j"] == pytest.approx(100 * result["train_seconds"], rel=0.05)
+    assert ("fade" in told) == bool(fade)
+
+
+def test_the_directions_of_a_plan_that_fades_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectra, "EIGH_SIZE", 100)  # as if the widest layer, of 256, were too wide to be solved whole
+    folder = train(
+        tmp_path / "run", "--switch-at", "1", "--fade-epochs", "1", "--layers", "8=40", "--measure-every", "0"
+    )
+    kept = json.loads((folder / "spectra.json").read_text())
+    assert kept["epoch"] == 1
+    assert len(kept["activations"][kept["layers"]["8"]["activation"]]["values"][0]) == 40  # and not 256 / 8
 
 
 def test_what_cannot_be_measured_does_not_stop_a_run(tmp_path: Path) -> None:

@@ -262,6 +262,18 @@ def test_images_in_memory_can_be_taken_up_anywhere_and_shared_out() -> None:
         next(data.epoch(1, batch=64, seed=0, share=Share(0, 3)))
 
 
+def test_the_largest_seeds_order_an_epoch_too(pictures: Path) -> None:
+    images = load_data(Settings(data="digits", seed=2**63 - 1), torch.device("cpu"), torch.float32)
+    stream = folder_data(pictures)
+    samples = SampleData(*[[(torch.zeros(1), 0)] * 8] * 4)
+    for data in (images, stream, samples):
+        for seed in (10**9, 2**63 - 1):
+            once, again = (next(data.epoch(2**31, batch=2, seed=seed)) for _ in range(2))
+            assert all(map(torch.equal, once, again))
+    with pytest.raises(ConfigError, match="below 2\\*\\*63"):
+        Settings(seed=2**63)
+
+
 def test_a_broken_image_is_named(pictures: Path, tmp_path: Path) -> None:
     for part in ("train", "val"):
         (tmp_path / part / "cats").mkdir(parents=True)

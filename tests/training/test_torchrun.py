@@ -50,3 +50,19 @@ def test_a_job_whose_process_dies_ends_at_once_and_resumes_exactly(tmp_path: Pat
     for name, value in expected.items():
         # Of more than two processes DistributedDataParallel adds gradients up in another order in its first step.
         torch.testing.assert_close(found[name], value, rtol=0, atol=0 if processes == 2 else 1e-3)
+
+
+@pytest.mark.parametrize(("left_s", "ends"), [(3600, (2, True)), (0, (1, False))])
+def test_one_clock_decides_for_all_whether_a_deadline_comes_first(left_s: int, ends: tuple[int, bool]) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = subprocess.run(
+        [*launch, "deadline_worker.py", str(left_s)],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == str([ends, ends])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import pcn
 from pcn.cli import main
 from pcn.nn import PCModule
-from pcn.training import Settings, Trainer, load_data
+from pcn.training import RunFolder, Settings, Trainer, load_data
 from pcn.training.optimizers import learning_rate
 from pcn.training.requests import analysis_options, build_model, parse_rank, parse_switch, pcn_config
 
@@ -82,6 +83,52 @@ def test_every_rule_switches_and_goes_on(
         assert metrics(tmp_path / "run", "switch")[0]["step"] == 20
 
 
+def test_a_run_that_ends_while_it_fades_switches_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--switch-at", "accuracy slows", "--fade-epochs", "2.9", "--epochs", "5")
+    result = train(capsys, tmp_path / "run", *flags)
+    assert result["switch_epoch"] == 5
+    (fade,), (switch,) = (metrics(tmp_path / "run", event) for event in ("fade", "switch"))
+    assert switch["fade_steps_left"] == fade["step"] + fade["steps"] - 5 * 14 > 0
+    assert result["trainable_params"] == switch["trainable_after"] < switch["trainable_before"]
+    assert result["validation_accuracy"] == switch["validation_accuracy"]
+    pcn.load(build_model(Settings(model="small_network:build")), tmp_path / "run" / "model")
+    assert train(capsys, tmp_path / "run", *flags) == result
+    assert main([*SMALL, "--out", str(tmp_path / "shown"), *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "what the cut takes away fades over 41 steps" in shown
+    assert f"cut {switch['fade_steps_left']} steps before the fade was over" in shown
+
+
+def test_a_run_that_is_stopped_while_it_fades_ends_as_one_that_never_was(tmp_path: Path) -> None:
+    settings = Settings(
+        model="small_network:build", batch=64, epochs=4, learning_rate=0.01, switch_at="1", fade_epochs=2, rank="0.25"
+    )  # fmt: skip
+    ended = []
+    for name, deadline in (("whole", math.inf), ("stopped", 0.0)):
+        result = None
+        while result is None:
+            with RunFolder(tmp_path / name, settings) as folder:
+                data = load_data(settings, torch.device("cpu"), torch.float32)
+                result = Trainer(settings, data, folder).run(deadline)
+        told = [metrics(tmp_path / name, event)[0]["step"] for event in ("fade", "switch")]
+        files = [(tmp_path / name / each).read_bytes() for each in ("plan.json", "spectra.json")]
+        ended.append((told, files, result["test_accuracy"], result["fade_step"]))
+    assert ended[0] == ended[1]
+    assert ended[0][0] == [14, 42]
+
+
+def test_a_run_out_of_patience_while_it_fades_switches_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--switch-at", "1", "--fade-epochs", "4", "--patience", "2", "--min-delta", "100", "--epochs", "6")
+    result = train(capsys, tmp_path / "run", *flags)
+    assert result["switch_epoch"] == 2
+    assert result["epoch"] == 4  # as many epochs of patience again
+    assert metrics(tmp_path / "run", "switch")[0]["fade_steps_left"] == 3 * 14
+
+
 def test_a_toml_file_and_flags_say_the_same_and_flags_win(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
@@ -143,6 +190,11 @@ def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path, capsys: pytest
     assert "say when" in error("--rank", "0.2")
     assert "a budget chooses the ranks itself" in error("--rank", "0.2", "--params", "0.3", "--switch-at", "1")
     assert "leaves none of the 2 epochs" in error("--epochs", "2", "--switch-at", "2")
+    assert "leaves none of the 3 epochs" in error(*SMALL[1:], "--switch-at", "step 42")
+    assert "with fade_epochs=2.5" in error(*SMALL[1:], "--switch-at", "step 7", "--fade-epochs", "2.5")
+    assert "worth='taylor' without a budget" in error("--worth", "taylor", "--switch-at", "1", "--rank", "0.2")
+    assert "two_sided without a budget" in error("--two-sided", "--switch-at", "1")
+    assert "seed=-1" in error("--seed", "-1")
     assert "no layer is called 'nope*'" in error("--exclude", "nope*", "--switch-at", "1")
     assert "give both, or neither" in error("--drops", "1")
     assert "TypeError" in error("--model", "small_network:build", "--model-options", "depth=3")

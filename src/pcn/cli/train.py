@@ -89,10 +89,14 @@ def _line(record: Record, epochs: int) -> str:
     if record["event"] == "resumed":
         damaged = "".join(f"; {name} is damaged and was passed over" for name in record["damaged"])
         return f"goes on after epoch {record['epoch']}, step {record['step']:,}{damaged}"
+    if record["event"] == "fade":
+        return f"step {record['step']:,}: what the cut takes away fades over {record['steps']:,} steps"
     if record["event"] == "switch":
+        left = record["fade_steps_left"]
         return (
             f"switch in {record['seconds']:.1f} s: {record['trainable_before']:,} -> {record['trainable_after']:,} "
             f"trained parameters, validation {record['validation_accuracy']:.2f}% right after"
+            + (f"; cut {left:,} steps before the fade was over" if left else "")
         )
     return (
         f"epoch {record['epoch']}/{epochs}: loss {record['loss']:.4f}, "

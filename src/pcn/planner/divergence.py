@@ -58,7 +58,7 @@ class Divergence:
         with untouched(model, eval_mode=True):
             calls = [Example.of(batch, device=device) for batch in batches]
             if not calls:
-                raise StatisticsError("there was no batch to compare outputs on: give batches=, a list or a function that opens them")
+                raise StatisticsError("there was no batch to compare outputs on: give batches=, a list or a function")
             before = [call.call(model) for call in calls]
             return {name: self._curve(model, stats, name, calls, before) for name in layers}
 

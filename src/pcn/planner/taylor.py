@@ -49,7 +49,7 @@ class Taylor:
             for batch in batches:
                 samples += self._add(model, batch, sums)
         if not samples:
-            raise StatisticsError("there was no batch to take gradients on: give batches=, a list or a function that opens them")
+            raise StatisticsError("there was no batch to take gradients on: give batches=, a list or a function")
         return {name: added_up(each.total / samples, each.vectors.shape[1]) for name, each in sums.items()}
 
     def _add(self, model: nn.Module, batch: Any, sums: dict[str, _Sum]) -> int:

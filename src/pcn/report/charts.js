@@ -41,7 +41,8 @@ function historyChart(history, lines, width) {
   const height = top + upper + (lower ? gap + lower : 0) + 34;
   const svg = make('svg', { width, height, viewBox: `0 0 ${width} ${height}`, role: 'img' });
   svg.append(make('title', {}, 'Validation accuracy and effective dimensions over epochs'));
-  const last = Math.max(...history.epochs.map(([epoch]) => epoch), ...lines.flatMap((line) => line.points.map(([epoch]) => epoch)));
+  const seen = [...history.epochs, ...lines.flatMap((line) => line.points)].map(([epoch]) => epoch);
+  const last = Math.max(...seen, history.switch ? history.switch.at : 0); // a run may stop between the switch and an epoch's end
   const first = last > 1 ? 1 : 0;
   const x = (epoch) => left + ((epoch - first) / (last - first)) * (width - left - right);
   const bottom = height - 34;

@@ -46,14 +46,16 @@ def growth_before_and_after(metrics: Sequence[Record], number: str) -> Sides:
 
 
 def _both(metrics: Sequence[Record], value: Callable[[Record, Record], float | None]) -> Sides:
-    """Medians over the epochs that lie wholly on one side; one whose predecessor is missing does not count."""
-    switch = _switch(metrics)
-    at = math.inf if switch is None else switch["at"]
+    """Medians over the epochs that lie wholly on one side; one whose predecessor is missing does not count.
+
+    While what the cut takes away fades, an epoch is on neither.
+    """
+    at, began = (_when(metrics, event) for event in ("switch", "fade"))
     before: list[float] = []
     after: list[float] = []
     for earlier, record in pairwise([START, *_epochs(metrics)]):
         found = value(earlier, record) if record["epoch"] == earlier["epoch"] + 1 else None
-        if found is not None and record["epoch"] <= at:
+        if found is not None and record["epoch"] <= min(at, began):
             before.append(found)
         elif found is not None and earlier["epoch"] >= at:
             after.append(found)
@@ -71,13 +73,21 @@ def _switch(metrics: Sequence[Record]) -> Record | None:
         return None
     epochs = _epochs(metrics)
     before = [record["validation_accuracy"] for record in epochs if record["epoch"] <= switch["epoch"]]
-    steps = next((record["step"] / record["epoch"] for record in epochs if record["epoch"]), None)
     return {
-        "at": switch["epoch"] if not steps else switch["step"] / steps,
+        "at": _when(metrics, "switch"),
         "before": before[-1] if before else None,
         "after": switch["validation_accuracy"],
         "seconds": switch.get("seconds"),
     }
+
+
+def _when(metrics: Sequence[Record], event: str) -> float:
+    """How many epochs were done when something first happened; infinitely many where it never did."""
+    happened = next((record for record in metrics if record["event"] == event), None)
+    if happened is None:
+        return math.inf
+    steps = next((record["step"] / record["epoch"] for record in _epochs(metrics) if record["epoch"]), None)
+    return float(happened["step"] / steps if steps else happened["epoch"])
 
 
 def _number(record: Record, name: str) -> float | None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from pcn.training.settings import Settings
 
-CHOSEN = ("pcn", "rank", "params", "keep_outputs", "layers", "exclude", "skip_larger")
+BUDGET = ("params", "flops", "worth", "two_sided")
+CHOSEN = ("pcn", "rank", *BUDGET, "output_rank", "keep_outputs", "layers", "exclude", "skip_larger")
 
 
 def same_run(settings: Settings) -> str:

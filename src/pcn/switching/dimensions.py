@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -47,6 +48,10 @@ def log_dimensions(logger: object, epoch: int, dimensions: Mapping[str, int | No
     >>> log_dimensions(print, 3, {"fc1": 42})
     {'epoch': 3, 'effective_dimension/fc1': 42}
     """
+    if isinstance(logger, logging.Logger | logging.LoggerAdapter):
+        raise ConfigError(
+            f"log={logger!r} takes lines of text: give a function, such as lambda seen: logger.info('%s', seen)"
+        )
     values = {f"effective_dimension/{name}": count for name, count in dimensions.items() if count is not None}
     if (add_scalar := _method(logger, "add_scalar")) is not None:
         for name, count in values.items():

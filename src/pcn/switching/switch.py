@@ -244,6 +244,11 @@ class Switch:
         return self.plan is not None or self._fading is not None
 
     @property
+    def planned(self) -> Plan | None:
+        """The plan that was applied, or the one that fading leads to."""
+        return self._fading.plan if self._fading is not None else self.plan
+
+    @property
     def options(self) -> PCNConfig:
         """The configuration, also where a budget chooses the ranks."""
         return self._wish.config if isinstance(self._wish, Budget) else self._wish

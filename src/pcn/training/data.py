@@ -16,6 +16,7 @@ from pcn.training.images import Augment, Images, Scale
 Batch = tuple[Tensor, Tensor]  # inputs and labels
 Item = TypeVar("Item")
 EVALUATED = 2500  # images at a time where no gradients are kept
+SEEDS = 2**63  # as many as every generator of torch takes
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class ImageData:
 
     def epoch(self, number: int, *, batch: int, seed: int, start: int = 0, share: Share = ALONE) -> Iterator[Batch]:
         device = self.train.pixels.device
-        generator = torch.Generator(device).manual_seed(seed * 10_000 + number)
+        generator = torch.Generator(device).manual_seed(epoch_seed(seed, number))
         order = torch.randperm(len(self.train), generator=generator, device=device)[: self.steps(batch) * batch]
         chosen = self.train.take(order)
         pixels = chosen.pixels if self.augment is None else self.augment(chosen.pixels, generator)
@@ -117,6 +118,15 @@ class ImageData:
         batches = zip(images.pixels.split(EVALUATED), images.labels.split(EVALUATED), strict=True)
         for pixels, labels in share.among(batches):
             yield self.scale(pixels, self.dtype), labels
+
+
+def epoch_seed(seed: int, number: int) -> int:
+    """The seed of one epoch of a run.
+
+    >>> epoch_seed(3, 12), 0 <= epoch_seed(2**63 - 1, 12) < 2**63
+    (30012, True)
+    """
+    return (seed * 10_000 + number) % SEEDS
 
 
 def split_off(images: Images, count: int, seed: int) -> tuple[Images, Images]:

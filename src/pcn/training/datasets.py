@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pcn.training.data import ALONE, Batch, Share
+from pcn.training.data import ALONE, Batch, Share, epoch_seed
 
 CPU = torch.device("cpu")
 
@@ -44,7 +44,7 @@ class SampleData:
         return len(self.train) // batch
 
     def epoch(self, number: int, *, batch: int, seed: int, start: int = 0, share: Share = ALONE) -> Iterator[Batch]:
-        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed * 10_000 + number))
+        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(epoch_seed(seed, number)))
         own = share.of(batch)
         batches = [order[i * batch : (i + 1) * batch][own].tolist() for i in range(start, self.steps(batch))]
         return self._load(_Seeded(self.train, f"{seed}:{number}"), batches)

@@ -44,7 +44,8 @@ def keep_spectra(run: Trainer) -> None:
     if run.folder is not None and switch is not None and switch.statistics is not run.planned_from:
         run.planned_from = switch.statistics
         if switch.statistics is not None:
-            run.folder.write_spectra(spectra_of(switch.statistics, switch.plan, run.progress.epoch))
+            plan = switch.planned
+            run.folder.write_spectra(spectra_of(switch.statistics, plan, run.progress.epoch))
 
 
 def _measured(run: Trainer) -> Statistics:

@@ -95,6 +95,28 @@ def analysis_options(settings: Settings, config: PCNConfig) -> dict[str, Any]:
     }
 
 
+def fade_steps(settings: Settings, steps_per_epoch: int) -> int:
+    """Over how many steps what the cut takes away fades."""
+    return round(settings.fade_epochs * steps_per_epoch)
+
+
+def check_in_time(settings: Settings, rule: SwitchRule, steps_per_epoch: int) -> None:
+    """Raise when a rule that counts epochs or steps leaves none of the run to the network it makes."""
+    if isinstance(rule, AfterEpoch):
+        begin = rule.epoch * steps_per_epoch
+    elif isinstance(rule, AfterStep):
+        begin = rule.step
+    else:
+        return
+    steps, fade = settings.epochs * steps_per_epoch, fade_steps(settings, steps_per_epoch)
+    if begin + fade >= steps:
+        faded = f" with fade_epochs={settings.fade_epochs:g}" if fade else ""
+        raise ConfigError(
+            f"switch_at={settings.switch_at!r}{faded} leaves none of the {settings.epochs} epochs ({steps} steps) to "
+            "train the PCN in: switch earlier, or train longer"
+        )
+
+
 def check_no_switch(settings: Settings) -> None:
     """Raise when a network is asked for that would never come."""
     for name in ("pcn", "rank", "params", "flops", "output_rank", "keep_outputs", "layers", "exclude"):

@@ -100,6 +100,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value!r}: give a whole number of at least 1")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed={self.seed!r}: give a whole number from 0 to below 2**63")
         if not 0 <= self.fade_epochs < self.epochs:
             raise ConfigError(
                 f"fade_epochs={self.fade_epochs!r}: give a number from 0 to below the {self.epochs} epochs"
@@ -119,6 +121,9 @@ class Settings:
             raise ConfigError(f"analysis_fraction={self.analysis_fraction!r}: give a number above 0 and at most 1")
         if self.rank is not None and (self.params is not None or self.flops is not None):
             raise ConfigError("rank and a budget are both given: a budget chooses the ranks itself")
+        if self.params is None and self.flops is None and (self.two_sided or self.worth != WORTHS[0]):
+            given = "two_sided" if self.two_sided else f"worth={self.worth!r}"
+            raise ConfigError(f"{given} without a budget: give params or flops too, or leave it out")
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Settings:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pcn.training.colour import coloured, draw_colour_maps
-from pcn.training.data import ALONE, Batch, Share
+from pcn.training.data import ALONE, SEEDS, Batch, Share, epoch_seed
 from pcn.training.images import Scale
 from pcn.training.pictures import Crop, Pictures, Reader
 
@@ -59,18 +59,18 @@ class ImageStream:
         return len(self.train) // batch
 
     def epoch(self, number: int, *, batch: int, seed: int, start: int = 0, share: Share = ALONE) -> Iterator[Batch]:
-        own, epoch_seed = share.of(batch), seed * 10_000 + number
-        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(epoch_seed))
+        own, own_seed = share.of(batch), epoch_seed(seed, number)
+        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(own_seed))
 
         def recipe(index: int) -> Recipe:
             chosen = order[index * batch : (index + 1) * batch][own].tolist()
             if self.crop is None:
                 return Recipe(self.train, chosen)
-            generator = torch.Generator().manual_seed(epoch_seed * 1_000_003 + index)
+            generator = torch.Generator().manual_seed((own_seed * 1_000_003 + index) % SEEDS)
             # Drawn for the whole batch, so that the number of processes changes no image.
             flipped = torch.rand(batch, generator=generator) < 0.5
             colours = draw_colour_maps(batch, generator)[own] if self.recolour else None
-            return Recipe(self.train, chosen, self.crop, str(epoch_seed), flipped[own], colours)
+            return Recipe(self.train, chosen, self.crop, str(own_seed), flipped[own], colours)
 
         return self._batches(map(recipe, range(start, self.steps(batch))))
 

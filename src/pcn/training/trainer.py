@@ -17,7 +17,9 @@ from pcn.errors import ConfigError
 from pcn.layers import transformable_layers
 from pcn.plan import Plan
 from pcn.statistics import Statistics
-from pcn.switching import AfterEpoch, Switch
+from pcn.switching import Progress as Seen
+from pcn.switching import Switch
+from pcn.switching.rules import as_switch_rule
 from pcn.training.data import Again, Batch, Data
 from pcn.training.evaluation import accuracies_percent, accuracy_percent
 from pcn.training.looks import keep_spectra, look
@@ -27,7 +29,9 @@ from pcn.training.progress import Progress
 from pcn.training.requests import (
     analysis_options,
     build_model,
+    check_in_time,
     check_no_switch,
+    fade_steps,
     parse_switch,
     pcn_config,
     requested,
@@ -90,8 +94,7 @@ class Trainer:
         if rule is None:
             check_no_switch(settings)
             return None
-        if isinstance(rule, AfterEpoch) and rule.epoch + settings.fade_epochs >= settings.epochs:
-            raise ConfigError(f"switch_at={rule.epoch} leaves none of the {settings.epochs} epochs to train the PCN in")
+        check_in_time(settings, rule, self.steps_per_epoch)
         config, wish = pcn_config(settings), requested(settings)
         config.check_names(name for name, _, _ in transformable_layers(self.model))
         return Switch(
@@ -100,7 +103,7 @@ class Trainer:
             wish,
             at=rule,
             recalibrate=settings.recalibrate,
-            fade=round(settings.fade_epochs * self.steps_per_epoch),
+            fade=fade_steps(settings, self.steps_per_epoch),
             analysis=analysis_options(settings, config),
         )
 
@@ -114,10 +117,19 @@ class Trainer:
             started = time.time()
             self._train_epoch()
             self._end_epoch()
-            if time.time() + 1.5 * (time.time() - started) > deadline and not self._ended:
+            if self._too_late(started, deadline) and not self._ended:
                 self._checkpoint()
                 return None
         return self._finish()
+
+    def _too_late(self, started: float, deadline: float) -> bool:
+        """Whether another epoch may end after the deadline; one process's clock decides for all."""
+
+        def late() -> bool:
+            now = time.time()
+            return now + 1.5 * (now - started) > deadline
+
+        return self.world.ranks.from_one(late)
 
     def _check_fits(self) -> None:
         """Run the model once before anything is written, so that what does not fit together shows at once."""
@@ -149,7 +161,7 @@ class Trainer:
             progress.step += 1
             self.stepped()
             if self.switch is not None:
-                self._follow(self.switch.after_step(progress.step, self.calibration))
+                self._offer_after_step(self.switch)
             if progress.step % self.steps_per_epoch and self._checkpoint_due():
                 self._checkpoint()
         self._count_time()
@@ -193,14 +205,47 @@ class Trainer:
         if self.switch is not None:
             epoch, batches = self.progress.epoch, self.calibration
             plan = self.switch.after_epoch(epoch, batches, accuracy=accuracy, statistics=seen)
+            if self.switch.begun and self.switch.plan is None and self._ended:
+                self._begin_fade()  # where it begins just now
+                plan = self.switch.now(batches)  # there is no step left in which the rest could fade
             self._follow(plan)
         self._watch.lap()  # looking is no training
 
+    def _offer_after_step(self, switch: Switch) -> None:
+        acts = self._acts_after_step(switch)
+        if acts:
+            self._count_time()
+        self._follow(switch.after_step(self.progress.step, self.calibration))
+        if acts:
+            self._watch.lap()  # nor is switching
+
+    def _acts_after_step(self, switch: Switch) -> bool:
+        """Whether the switch begins or ends after this step: to take the time after every one would hold up a GPU."""
+        if switch.plan is not None:
+            return False
+        if switch.begun:
+            return self._fade_steps_left <= 0
+        return as_switch_rule(switch.at).due(Seen(self.progress.epoch, self.progress.step))
+
     def _follow(self, plan: Plan | None) -> None:
         """Go on with what an offer to switch has led to, if to anything."""
+        self._begin_fade()
         if plan is not None:
             self._switched(plan)
         keep_spectra(self)
+
+    def _begin_fade(self) -> None:
+        """Write down when what the cut takes away begins to fade."""
+        progress, switch = self.progress, self.switch
+        if switch is not None and switch.begun and switch.plan is None and progress.fade_step is None:
+            progress.count_switch(self._watch.lap()[0])
+            progress.fade_step = progress.step
+            self.log("fade", seconds=progress.switch_seconds, steps=switch.fade)
+
+    @property
+    def _fade_steps_left(self) -> int:
+        begin = self.progress.fade_step
+        return 0 if self.switch is None or begin is None else begin + self.switch.fade - self.progress.step
 
     def branch_(self, state: dict[str, Any]) -> None:
         """Go on from the state of another run with the same first epochs, as it was before a switch."""
@@ -232,7 +277,8 @@ class Trainer:
     def _switched(self, plan: Plan) -> None:
         """Go on with the network that the switch has made; everything set up for the old one goes."""
         progress = self.progress
-        progress.switch_seconds, progress.switch_epoch = self._watch.lap()[0], progress.epoch
+        progress.count_switch(self._watch.lap()[0])
+        progress.switch_epoch = progress.epoch
         self._settle_loss()
         self._step = None
         if not self.settings.carry_state:
@@ -249,6 +295,7 @@ class Trainer:
             total_before=self._cost_before.total,
             total_after=cost.total,
             seconds=progress.switch_seconds,
+            fade_steps_left=self._fade_steps_left,
         )
         self._watch.lap()
 

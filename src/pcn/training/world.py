@@ -13,6 +13,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pcn.distributed.collectives import Ranks
+from pcn.errors import ConfigError
 from pcn.training.data import Share
 
 
@@ -52,6 +53,12 @@ def world(device: str | None = None) -> Iterator[World]:
     """Join the processes that ``torchrun`` started, or be alone."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise ConfigError(f"there is no device {name!r} to train on: give cpu or cuda") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("torch finds no CUDA device here: train with --device cpu, or install a torch with CUDA")
     if name == "cuda":
         torch.backends.cudnn.benchmark = True
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
