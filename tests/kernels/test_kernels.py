@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -208,11 +209,49 @@ def test_tuning_remembers_the_fastest(device: str, tmp_path: Any) -> None:
         assert CHOICES.found.keys() >= new
 
 
+def test_a_remembered_launch_that_does_not_fit_gives_way_to_the_usual_one() -> None:
+    errors = pytest.importorskip("triton.runtime.errors")
+    from pcn.kernels.launch import Choices
+
+    choices, usual, large = Choices(), Launch(16, 32), Launch(256, 128)
+    choices.found["a kernel"] = large
+    ran: list[Launch] = []
+
+    def run(launch: Launch) -> None:
+        ran.append(launch)
+        if launch == large:
+            raise errors.OutOfResources(2, 1, "shared memory")
+
+    for _ in range(2):
+        choices.launch("a kernel", usual, run)
+    assert ran == [large, usual, usual]
+
+
+def test_launches_are_remembered_by_their_product_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another dtype of the basis, or another precision, needs other registers."""
+    pytest.importorskip("triton")
+    from pcn.kernels import norm_backward_kernel, norm_kernel, tiles
+
+    keys: list[str] = []
+    monkeypatch.setattr(CHOICES, "run", lambda key, *_: keys.append(key))
+    monkeypatch.setattr(norm_backward_kernel, "_add_up", MagicMock())
+    rows, _, norm, basis, _ = make((70, 20, 5), torch.float32)
+    for precision in ("ieee", "tf32"):
+        monkeypatch.setattr(tiles, "precision", lambda _, precision=precision: precision)
+        for dtype in (torch.float32, torch.bfloat16):
+            narrow = basis.to(dtype)
+            _, projected = norm_kernel.norm_project(rows, None, norm, narrow, None, relu=True, emit=False)
+            given = projected, None, rows, None, None, norm, narrow
+            norm_backward_kernel.norm_project_backward(*given, training=True, relu=True)
+    assert len(keys) == len(set(keys)) == 12
+
+
 def test_launches_are_saved_and_loaded(tmp_path: Any) -> None:
     from pcn.kernels.launch import Choices
 
     kept, fresh = Choices(), Choices()
     kept.found["a kernel"] = Launch(64, 32, 8, 3)
     kept.save(tmp_path / "launches.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["launches.json"]
     fresh.load(tmp_path / "launches.json")
     assert fresh.found == kept.found

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from pcn.fusion.layers import FusedLayer
 
 
@@ -14,14 +16,14 @@ class Chain:
     """``batch norm [-> + s] [-> ReLU] [-> projection]``: what one pass computes after the statistics.
 
     ``readers`` are the principal component layers that take the projection: all with the basis of the first. ``emit``
-    says that somebody needs the full width as well. ``before`` is the layer whose bias batch norm takes away again.
+    says that somebody needs the full width as well. ``passed`` are the modules on the way, whose hooks want tensors.
     """
 
     added: bool = False
     relu: bool = False
     emit: bool = True
     readers: tuple[FusedLayer, ...] = field(default=(), repr=False)
-    before: FusedLayer | None = field(default=None, repr=False)
+    passed: tuple[nn.Module, ...] = field(default=(), repr=False)
 
     @property
     def projects(self) -> bool:

@@ -56,12 +56,12 @@ def _inputs(model: nn.Module, example: Example, layers: dict[str, PCModule]) -> 
     seen: dict[str, Tensor] = {}
 
     def note(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: Any) -> None:
-            seen[name] = torch.empty_like(arguments[0])
+        def hook(module: nn.Module, arguments: Any, keywords: Any) -> None:
+            seen[name] = torch.empty_like(next(iter((*arguments, *keywords.values()))))
 
         return hook
 
-    hooks = [layer.register_forward_pre_hook(note(name)) for name, layer in layers.items()]
+    hooks = [layer.register_forward_pre_hook(note(name), with_kwargs=True) for name, layer in layers.items()]
     try:
         with untouched(model, eval_mode=True):
             example.call(model)

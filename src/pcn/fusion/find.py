@@ -1,22 +1,23 @@
-"""Where a model has batch norms that run in one pass with what follows them: read off its captured graph."""
+"""Where a model has batch norms that run in one pass with what follows them: read off its captured graphs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pcn.fusion.capture import graphs
+from pcn.fusion.hooks import hooked
 from pcn.fusion.layers import LAYERS, Form, multiplies_out
 from pcn.fusion.norms import NORMS
-from pcn.graph.trace import caller, capture, shapes
+from pcn.graph.trace import caller, shapes
 from pcn.graph.walk import as_op
 from pcn.nn import PCModule
-from pcn.nn.build import HOOKS
 
 RELU = ("aten.relu", "aten.relu_")
 ADD = ("aten.add", "aten.add_")
@@ -31,7 +32,7 @@ class Found:
     relu: bool = False
     emit: bool = True
     readers: tuple[str, ...] = ()
-    before: str | None = None
+    passed: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass
@@ -43,41 +44,102 @@ class Search:
 
 
 def find_chains(model: nn.Module, example: Any, forms: Mapping[str, Form]) -> Search:
-    """Follow every batch norm of a model; only layers whose form is "fused" take projections."""
-    return _Finder(model, capture(model, example).graph, forms).run()
+    """Follow every batch norm of a model; only layers whose form is "fused" take projections.
+
+    What counts is what the model does in training and at inference alike.
+    """
+    captured, reason = graphs(model, example)
+    searches = [_Finder(model, graph, forms).run() for graph in captured]
+    search = Search()
+    for each in searches:
+        search.left_alone |= each.left_alone
+    others = {chain.norm: chain for chain in searches[-1].chains}
+    for name in dict.fromkeys(chain.norm for each in searches for chain in each.chains):
+        first = next((chain for chain in searches[0].chains if chain.norm == name), None)
+        other = others.get(name)
+        if reason is not None:
+            search.left_alone[name] = reason
+        elif first is None or other is None:
+            search.left_alone.setdefault(name, "it is not called in training and at inference alike")
+        else:
+            search.chains.append(_agreed(first, other))
+    return search
+
+
+def _agreed(one: Found, other: Found) -> Found:
+    """What is so in both."""
+    passed = tuple(dict.fromkeys((*one.passed, *other.passed)))
+    if replace(one, passed=passed) == replace(other, passed=passed):
+        return replace(one, passed=passed)
+    if (one.added, one.relu) == (other.added, other.relu):
+        return Found(one.norm, one.added, one.relu, passed=passed)
+    return Found(one.norm)
+
+
+@dataclass
+class _Calls:
+    """The calls that one chain is made of."""
+
+    norm: fx.Node
+    added: fx.Node | None = None
+    relu: fx.Node | None = None
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        return [node for node in (self.norm, self.added, self.relu) if node is not None]
 
 
 class _Finder:
+    """What one graph shows."""
+
     def __init__(self, model: nn.Module, graph: fx.Graph, forms: Mapping[str, Form]) -> None:
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.first = {id(module): name for name, module in model.named_modules()}
         self.graph, self.forms = graph, forms
+        self.order = {node: number for number, node in enumerate(graph.nodes)}
+        self.activations = _activations(graph)
         self.search = Search()
         self.calls = self._calls()
+        self.members: set[fx.Node] = set()  # of any chain; a sum belongs to one batch norm
 
     def run(self) -> Search:
-        taken: set[fx.Node] = set()  # a sum belongs to one batch norm
+        found: dict[str, _Calls] = {}
         for node in self.graph.nodes:
             name = self._owner(node, _BatchNorm) if as_op(node) == "aten.batch_norm" else None
             if name is not None:
                 reason = self._refusal(name)
                 if reason is None:
-                    self.search.chains.append(self._chain(node, name, taken))
+                    found[name] = self._follow(node)
+                    self.members.update(found[name].nodes)
                 else:
                     self.search.left_alone[name] = reason
+        self.search.chains = [self._chain(name, calls) for name, calls in found.items()]
         return self.search
 
-    def _chain(self, node: fx.Node, name: str, taken: set[fx.Node]) -> Found:
-        before = self._before(node)
-        follower = _only_user(node)
-        added = follower is not None and follower not in taken and _adds(follower)
-        relu = _only_user(follower) if added and follower is not None else follower
+    def _follow(self, norm: fx.Node) -> _Calls:
+        """Find the ReLU, or the sum and the ReLU, that alone read a batch norm."""
+        follower = _only_user(norm)
+        added = follower if follower is not None and follower not in self.members and _adds(follower, norm) else None
+        relu = follower if added is None else _only_user(added)
         if relu is None or as_op(relu) not in RELU:
-            return Found(name, before=before)
-        if added and follower is not None:
-            taken.add(follower)
-        readers, emit = self._readers(relu)
-        return Found(name, added, True, emit, readers, before)
+            return _Calls(norm)
+        return _Calls(norm, added, relu)
+
+    def _chain(self, name: str, calls: _Calls) -> Found:
+        if calls.relu is None or self._written(calls.norm, calls.relu):
+            return Found(name)
+        added = calls.added is not None
+        users = list(calls.relu.users)
+        if users and all(map(self._foreseen, users)) and not self._written(calls.norm, *users):
+            readers, emit = self._readers(calls.relu)
+            if readers:
+                return Found(name, added, True, emit, readers, self._passed(*calls.nodes, *users))
+        return Found(name, added, True, passed=self._passed(*calls.nodes))
+
+    def _foreseen(self, user: fx.Node) -> bool:
+        """Whether a call can take a value that is not computed: a layer of ours, or the sum of another chain."""
+        layer = self._owner(user, PCModule)
+        return user in self.members if layer is None else layer in self.forms and _own_forward(self.modules[layer])
 
     def _readers(self, relu: fx.Node) -> tuple[tuple[str, ...], bool]:
         """The layers that can share one projection of this activation, and whether anybody else needs it."""
@@ -108,26 +170,33 @@ class _Finder:
         means = [self.modules[each].mean for each in (readers[0], name)]
         return all(a.shape == b.shape and torch.equal(a, b) for a, b in (bases, means))
 
-    def _before(self, node: fx.Node) -> str | None:
-        """The layer whose output this batch norm alone reads."""
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
-        name = self._owner(source, PCModule)
-        if name is None or _only_user(source) is not node or len(self.calls[name]) != 1:
-            return None
-        layer = self.modules[name]
-        assert isinstance(layer, PCModule)
-        whole = layer.weight.dim() == len(shapes(node)[0]) and layer.bias.requires_grad
-        return name if whole and type(layer) in LAYERS and multiplies_out(layer) and not hooked(layer) else None
+    def _written(self, norm: fx.Node, *users: fx.Node) -> bool:
+        """Whether something is written in place while a value waits: it might be what the value is made of."""
+        last = max(self.order[user] for user in users)
+        return any(
+            self.order[norm] < number < last and node not in self.members and as_op(node).endswith("_")
+            for node, number in self.order.items()
+            if node.op == "call_function" and any(source in self.activations for source in node.all_input_nodes)
+        )
+
+    def _passed(self, *nodes: fx.Node) -> tuple[str, ...]:
+        """The modules into or out of which a value goes on its way, whose hooks would see it."""
+        stacks = [_stack(node) for node in nodes]
+        common = [entries[0] for entries in zip(*stacks, strict=False) if len(set(entries)) == 1]
+        names = [path for stack in stacks for _, path in stack[len(common) :]]
+        inside = common[-1][1] if common else ""
+        calling = {path for node in self.graph.nodes for _, path in _stack(node)}
+        within = f"{inside}." if inside else ""
+        silent = [name for name in self.modules if name.startswith(within) and name not in calling]
+        return tuple(dict.fromkeys(name for name in (*names, *silent) if name in self.modules))
 
     def _calls(self) -> dict[str, set[fx.Node]]:
         """For each principal component layer the activations that it is called on."""
         found: dict[str, set[fx.Node]] = {}
-        activations = _activations(self.graph)
         for node in self.graph.nodes:
             name = self._owner(node, PCModule)
             if name is not None:
-                given = [source for source in node.all_input_nodes if source in activations]
+                given = [source for source in node.all_input_nodes if source in self.activations]
                 found.setdefault(name, set()).update(each for each in given if self._owner(each, PCModule) != name)
         return found
 
@@ -149,13 +218,19 @@ class _Finder:
             return "it has no weight and bias"
         if hooked(norm):
             return "it has hooks, which want tensors"
-        if "forward" in norm.__dict__:
+        if not _own_forward(norm):
             return "its forward function was replaced"
         return None
 
 
-def hooked(module: nn.Module) -> bool:
-    return any(getattr(module, name) for name in HOOKS if name != "_is_full_backward_hook")
+def _own_forward(module: nn.Module) -> bool:
+    return "forward" not in module.__dict__
+
+
+def _stack(node: fx.Node) -> list[tuple[str, str]]:
+    """The modules during whose forward a call happened, from the outside in: which call of each, and its name."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return [(key, path.removeprefix("model").removeprefix(".")) for key, (path, _) in stack.items()]
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
@@ -163,9 +238,11 @@ def _only_user(node: fx.Node) -> fx.Node | None:
     return users[0] if len(users) == 1 else None
 
 
-def _adds(node: fx.Node) -> bool:
+def _adds(node: fx.Node, norm: fx.Node) -> bool:
     """Whether a call adds two tensors of one shape and dtype."""
     if as_op(node) not in ADD or node.kwargs or len(node.args) != 2:
+        return False
+    if as_op(node).endswith("_") and node.args[0] is not norm:  # what is written to is not ours
         return False
     values = [value.meta.get("val") if isinstance(value, fx.Node) else None for value in node.args]
     described = [(value.shape, value.dtype) for value in values if isinstance(value, torch.Tensor)]

@@ -2,8 +2,8 @@
 
 Modules keep their places, parameters, buffers and names: only their class becomes a subclass of what it was, so that
 optimizers, ``state_dict``, ``copy.deepcopy``, DDP and ``torch.compile`` see the model that they know. Between modules a
-fused value travels as a :class:`~pcn.fusion.pending.Pending`, which turns into a tensor in the hands of any code that
-the graph did not show: a wrong guess costs time and never changes what is computed.
+fused value travels as a :class:`~pcn.fusion.pending.Pending` only where the graphs of training and of inference both
+show that nobody but fused modules reads it, and no hook looks; everybody else is given a tensor, computed at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pcn.distributed.refusals import check_whole
 from pcn.errors import ConfigError, suggest
 from pcn.example import Example, device_of
 from pcn.fusion.chain import Chain
-from pcn.fusion.find import Found, Search, find_chains, hooked
+from pcn.fusion.find import Found, Search, find_chains
+from pcn.fusion.hooks import hooked
 from pcn.fusion.layers import LAYERS, Form, FusedLayer, Use, multiplies_out
 from pcn.fusion.norms import NORMS, FusedNorm
 from pcn.layers import unwrap
@@ -71,14 +72,12 @@ def attach_(model: nn.Module, search: Search, forms: Mapping[str, Form]) -> None
     """Turn modules into their fused subclasses."""
     layers = {name: _become(model.get_submodule(name), LAYERS) for name in forms}
     norms = {chain.norm: _become(model.get_submodule(chain.norm), NORMS) for chain in search.chains}
-    before = {chain.before: chain.norm for chain in search.chains if chain.before is not None}
     for chain in search.chains:
         readers = tuple(layers[name] for name in chain.readers)
-        layer = None if chain.before is None else layers.get(chain.before)
-        norms[chain.norm].chain = Chain(chain.added, chain.relu, chain.emit, readers, layer)
+        passed = tuple(model.get_submodule(name) for name in chain.passed)
+        norms[chain.norm].chain = Chain(chain.added, chain.relu, chain.emit, readers, passed)
     for name, layer in layers.items():
-        after = before.get(name)
-        layer.use = Use(forms[name], None if after is None else norms[after])
+        layer.use = Use(forms[name])
 
 
 def unfuse_(model: nn.Module) -> None:

@@ -6,35 +6,27 @@ linear layers take U'(x - mu).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pcn.fusion.pending import Pending
-from pcn.fusion.switch import fuses, switched_on
+from pcn.fusion.switch import switched_on
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, PCModule
 from pcn.nn.functional import compute_dtype, convolve, convolve_padded, pointwise
-
-if TYPE_CHECKING:
-    from pcn.fusion.norms import FusedNorm
 
 Form = Literal["fused", "factored", "folded"]
 
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """How a layer runs, and the fused batch norm that alone reads its output, if there is one."""
+    """How a layer runs."""
 
     form: Form = "fused"
-    after: FusedNorm | None = field(default=None, repr=False)
     moved: bool = False  # another basis was loaded since: it may differ from that of the layer it shared with
-
-    def bias_cancels(self, x: Tensor) -> bool:
-        """Whether what the layer adds to its output, which is like x, is taken away again."""
-        return self.after is not None and self.after.training and fuses(x)
 
 
 class FusedLayer(PCModule):
@@ -42,14 +34,14 @@ class FusedLayer(PCModule):
 
     use: Use
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # the stock layer's name, for those who call it by keyword
+        x = input
         if isinstance(x, Pending):
             projected = x.projection_for(self)
             if projected is not None:
                 return self._from_projected(projected)
             x = x.tensor()
-        replica = getattr(self, "_is_replica", False)  # of DataParallel: the batch norm after it is on another device
-        if replica or not switched_on() or not multiplies_out(self):
+        if not switched_on() or not multiplies_out(self):
             return super().forward(x)  # type: ignore[no-any-return]
         return self._folded(x) if self.use.form == "folded" else self._from_projected(self._project(x))
 
@@ -72,9 +64,9 @@ class FusedLayer(PCModule):
     def _folded(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _bias(self, x: Tensor) -> Tensor | None:
-        """The constant in the dtype that x is multiplied in, or None where a batch norm takes it away again."""
-        return None if self.use.bias_cancels(x) else self.constant().to(compute_dtype(x))
+    def _bias(self, x: Tensor) -> Tensor:
+        """The constant in the dtype that x is multiplied in."""
+        return self.constant().to(compute_dtype(x))
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
         """V W~ Uᵀ, with the channels last in memory."""
@@ -148,9 +140,7 @@ class FusedLinear(FusedLayer, PCLinear):
         dtype = compute_dtype(x)
         dense = self._dense(dtype)
         wide = torch.promote_types(dtype, torch.float32)
-        offset = -(dense.to(wide) * self.mean.to(wide)).sum(1)
-        if not self.use.bias_cancels(x):
-            offset = offset + self.bias.to(wide)
+        offset = self.bias.to(wide) - (dense.to(wide) * self.mean.to(wide)).sum(1)
         return F.linear(x, dense, offset.to(dtype))
 
     def _centre(self, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pcn.fusion.chain import Chain
+from pcn.fusion.hooks import watched
 from pcn.fusion.pending import Pending, full
 from pcn.fusion.switch import fuses
 from pcn.kernels.ops import batch_moments, norm_project
@@ -27,9 +28,10 @@ class FusedNorm(_BatchNorm):
             return super().forward(x)
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
         rows = as_rows(x)
-        pending = Pending(self, rows, x.shape, self._statistics(rows))
-        # Only what the graph has shown to be a ReLU, or a sum and a ReLU, may come next.
-        return pending if self.chain.relu else pending.tensor()  # type: ignore[return-value]
+        pending = Pending(self, rows, x.shape, self._statistics(rows), uses_batch=self.uses_batch)
+        # Only what the graphs have shown to be a ReLU, or a sum and a ReLU, may come next.
+        waits = self.chain.relu and not watched((self, *self.chain.passed))
+        return pending if waits else pending.tensor()  # type: ignore[return-value]
 
     def _suits(self, x: Tensor) -> bool:
         if getattr(self, "_is_replica", False):  # of DataParallel: the chain is on another device
@@ -56,7 +58,7 @@ class FusedNorm(_BatchNorm):
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Move the running statistics as the stock layers do; what the layer before left out is in the mean."""
+        """Move the running statistics as the stock layers do."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -65,8 +67,6 @@ class FusedNorm(_BatchNorm):
             share: Any = (1.0 / self.num_batches_tracked).to(self.running_mean.dtype)
         else:
             share = self.momentum
-        if self.chain.before is not None:
-            mean = mean + self.chain.before.constant().to(mean.dtype)
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
         self.running_var.lerp_((variance * (count / (count - 1))).to(self.running_var.dtype), share)
 
@@ -77,14 +77,12 @@ class FusedNorm(_BatchNorm):
         added = None if pending.added is None else as_rows(pending.added)
         basis = self.chain.readers[0].basis.to(compute_dtype(rows)) if project else None
         centre = self.chain.readers[0].mean if project and len(shape) == 2 else None  # see pcn.fusion.layers
-        given = self._weight(), self.bias, mean, inverse_std, basis, centre, pending.relu_applied, emit, self.uses_batch
-        y, projected = norm_project(rows, added, *given)
+        norm = self.weight, self.bias, mean, inverse_std
+        with torch.set_grad_enabled(pending.differentiable):
+            y, projected = norm_project(
+                rows, added, *norm, basis, centre, pending.relu_applied, emit, pending.uses_batch
+            )
         return from_rows(y, shape) if emit else None, from_rows(projected, shape) if project else None
-
-    def _weight(self) -> Tensor:
-        """The weight; a bias that batch norm takes away keeps its place in the graph, with a gradient of zero."""
-        before = self.chain.before
-        return self.weight if before is None or not self.training else self.weight + 0.0 * before.bias
 
 
 class FusedBatchNorm1d(FusedNorm, nn.BatchNorm1d):

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pcn.errors import PCNError
+
 if TYPE_CHECKING:
     from pcn.fusion.layers import FusedLayer
     from pcn.fusion.norms import FusedNorm
@@ -22,8 +24,9 @@ IN_PLACE = frozenset({torch.relu_, F.relu_, Tensor.relu_})
 class Pending:
     """bn(z), then perhaps + s, then ReLU: not computed yet.
 
-    A principal component layer takes its projection. Whatever else is done with it happens to the tensor itself, which
-    is computed then: a reader that nobody foresaw costs time and changes nothing.
+    It goes from batch norm to its sum and ReLU, and on from there only where the graphs show principal component layers
+    of ours and other chains' sums as its only readers. Should anything else be done with it, that happens to the tensor
+    itself, computed then with the statistics and the gradient mode of the batch norm's call.
     """
 
     def __init__(
@@ -34,25 +37,48 @@ class Pending:
         statistics: tuple[Tensor, Tensor],
         added: Tensor | None = None,
         relu: bool = False,
+        *,
+        uses_batch: bool,
+        differentiable: bool | None = None,
     ) -> None:
         self.norm, self.rows, self.full_shape, self.statistics = norm, rows, shape, statistics
         self.added, self.relu_applied = added, relu
+        self.uses_batch = uses_batch
+        self.differentiable = torch.is_grad_enabled() if differentiable is None else differentiable
+        self.versions = self._versions()
         self.value: Tensor | None = None
         self.projected: Tensor | None = None
         self.changed = False  # in place, after it was computed
 
     def with_relu(self) -> Pending | Tensor:
-        if self.relu_applied or self.value is not None:
+        if self.relu_applied or self.value is not None or not self._same_mode:
             return self.tensor().relu()
-        return Pending(self.norm, self.rows, self.full_shape, self.statistics, self.added, relu=True)
+        return self._followed_by(self.added, relu=True).for_readers()
 
     def plus(self, other: Any) -> Pending | Tensor:
         """Add in the same pass what has the same shape and dtype; anything else is added afterwards."""
         other = full(other)
         same = isinstance(other, Tensor) and other.shape == self.full_shape and other.dtype == self.rows.dtype
-        if not same or not self.bare:
+        if not same or not self.bare or not self._same_mode:
             return torch.add(self.tensor(), other)
-        return Pending(self.norm, self.rows, self.full_shape, self.statistics, other)
+        return self._followed_by(other, relu=False)
+
+    @property
+    def _same_mode(self) -> bool:
+        return torch.is_grad_enabled() == self.differentiable
+
+    def _followed_by(self, added: Tensor | None, *, relu: bool) -> Pending:
+        kept: dict[str, Any] = {"uses_batch": self.uses_batch, "differentiable": self.differentiable}
+        return Pending(self.norm, self.rows, self.full_shape, self.statistics, added, relu, **kept)
+
+    def for_readers(self) -> Pending | Tensor:
+        """What the code behind ReLU is given: a tensor, unless only fused modules read it."""
+        chain = self.norm.chain
+        if not chain.projects:
+            return self.tensor()
+        if chain.emit:
+            self._run()
+        return self
 
     @property
     def bare(self) -> bool:
@@ -60,13 +86,13 @@ class Pending:
         fresh = self.added is None and not self.relu_applied and self.value is None
         return fresh and self.norm.chain.added
 
-    def become(self, other: Pending | Tensor) -> Pending:
-        """Be what an operator in place has made of this."""
-        if isinstance(other, Pending):
-            self.added, self.relu_applied = other.added, other.relu_applied
-            self.value, self.projected = other.value, other.projected
-        else:
+    def become(self, other: Pending | Tensor) -> Pending | Tensor:
+        """Be what an operator in place has made of this, and return that."""
+        if not isinstance(other, Pending):
             self.value, self.changed = other, True
+            return other
+        self.added, self.relu_applied = other.added, other.relu_applied
+        self.value, self.projected = other.value, other.projected
         return self
 
     def change(self) -> Tensor:
@@ -84,26 +110,45 @@ class Pending:
     def tensor(self) -> Tensor:
         """The value at its full width."""
         if self.value is None:
-            foreseen = self.relu_applied and self.norm.chain.emit
-            if foreseen:
-                self._run()
-            if self.value is None:
-                self.value, _ = self.norm.finish(self, emit=True, project=False)
+            self.value, _ = self._finished(emit=True, project=False)
         assert self.value is not None
         return self.value
 
     def _run(self) -> None:
         if self.projected is None and self.value is None:
             chain = self.norm.chain
-            self.value, self.projected = self.norm.finish(self, emit=chain.emit, project=chain.projects)
+            self.value, self.projected = self._finished(emit=chain.emit, project=chain.projects)
+
+    def _finished(self, *, emit: bool, project: bool) -> tuple[Tensor | None, Tensor | None]:
+        now = self._versions()
+        if now is not None and self.versions is not None and now != self.versions:
+            raise PCNError(
+                "an activation behind a fused batch norm was put aside and read after the batch norm's weights or "
+                "inputs had changed: read it earlier, or run the model inside `with pcn.fusion.plain():`"
+            )
+        return self.norm.finish(self, emit=emit, project=project)
+
+    def _versions(self) -> list[int] | None:
+        """How often what this is made of was written to; None in compiled code, which does not know."""
+        if torch.compiler.is_compiling():
+            return None
+        made_of = self.rows, self.norm.weight, self.norm.bias, *self.statistics
+        return [tensor._version for tensor in made_of if not tensor.is_inference()]
 
     def __add__(self, other: Any) -> Any:
         return _sum(self, other)
 
     __radd__ = __add__
 
-    def __iadd__(self, other: Any) -> Pending:
+    def __iadd__(self, other: Any) -> Pending | Tensor:
         return self.become(self.plus(other))
+
+    __hash__ = object.__hash__  # as tensors have it, although == compares elements
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """A tensor's, for those who ask with isinstance; the compiler looks up the class's own methods by it."""
+        return Pending if torch.compiler.is_compiling() else Tensor
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -142,7 +187,7 @@ def _forwarded(name: str) -> Any:
 WRITING = ("setitem", "isub", "imul", "itruediv")
 READING = (
     "sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod pow rpow matmul rmatmul neg pos abs invert "
-    "lt le gt ge and or xor getitem len iter bool int float index contains array"
+    "eq ne lt le gt ge and or xor getitem len iter bool int float index contains array"
 )
 for _name in (*READING.split(), *WRITING):  # Python looks for these in the class
     setattr(Pending, f"__{_name}__", _forwarded(_name))

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from pcn.folders import write_whole
+
 PACKAGED = Path(__file__).with_name("launches.json")  # found on devices that were at hand
 REPEATS = 10  # of every candidate, after one that compiles
 
@@ -47,10 +49,25 @@ class Choices:
             key = f"{torch.cuda.get_device_name(device)} {key}"
             if self.tuning and key not in self.found and not torch.cuda.is_current_stream_capturing():
                 self.found[key] = min(candidates, key=lambda launch: _time_ms(run, launch))
-            run(self.found.get(key, candidates[0]))
+            self.launch(key, candidates[0], run)
+
+    def launch(self, key: str, usual: Launch, run: Run) -> None:
+        """Run the launch that was found, or the usual one: also where the device has too little for what was found."""
+        found = self.found.get(key, usual)
+        if found == usual:
+            run(usual)
+            return
+        from triton.runtime.errors import OutOfResources
+
+        try:
+            run(found)
+        except OutOfResources:
+            self.found[key] = usual
+            run(usual)
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps({key: asdict(launch) for key, launch in self.found.items()}, indent=1) + "\n")
+        text = json.dumps({key: asdict(launch) for key, launch in self.found.items()}, indent=1) + "\n"
+        write_whole(path, text.encode())
 
     def load(self, path: Path) -> None:
         self.found |= {key: Launch(**launch) for key, launch in json.loads(path.read_text()).items()}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pcn.kernels.launch import CHOICES, Launch, programs
 from pcn.kernels.reference import Gradients, Norm
-from pcn.kernels.tiles import column_tile, multiply, offset_of, or_any, precision, rank_tile
+from pcn.kernels.tiles import column_tile, multiply, offset_of, or_any, precision, product_key, rank_tile
 
 PER_PROCESSOR = 4
 FEWEST_ROWS = 64  # of a program that sums up
@@ -66,7 +66,8 @@ def _sum_up(
         )  # fmt: skip
 
     flags = f"{d_projected is not None} {d_y is not None} {mask} {relu}"
-    CHOICES.run(f"sums {width} {rank} {rows.dtype} {flags}", _candidates(SUMS, columns), rows.device, run)
+    key = f"sums {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
+    CHOICES.run(key, _candidates(SUMS, columns), rows.device, run)
     _add_up[(triton.cdiv(width, 16),)](held, d_bias, d_weight, parts, width, ADDED=128, COLUMNS=16)
 
 
@@ -91,7 +92,7 @@ def _differentiate(
         )  # fmt: skip
 
     flags = f"{d_projected is not None} {d_y is not None} {relu} {training}"
-    key = f"gradients {width} {rank} {rows.dtype} {flags}"
+    key = f"gradients {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
     CHOICES.run(key, _candidates(GRADIENTS, columns), rows.device, run)
 
 

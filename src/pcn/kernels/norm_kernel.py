@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pcn.kernels.launch import CHOICES, Launch, programs
 from pcn.kernels.reference import Norm
-from pcn.kernels.tiles import column_tile, multiply, offset_of, or_any, precision, rank_tile
+from pcn.kernels.tiles import column_tile, multiply, offset_of, or_any, precision, product_key, rank_tile
 
 PER_PROCESSOR = 8  # programs; each goes on to another tile when it is done with one
 TILES = [(4096, 4, 3), (2048, 4, 3), (8192, 4, 2), (8192, 8, 3), (4096, 8, 3), (2048, 4, 4)]  # elements, warps, stages
@@ -47,7 +47,8 @@ def norm_project(
     flags = f"{norm is not None} {added is not None} {emit} {relu} {centre is not None}"
     sizes = TILES if added is None else TILES[1:] + TILES[:1]  # two tensors to read: smaller tiles first
     candidates = [Launch(max(16, size // columns), columns, warps, stages) for size, warps, stages in sizes]
-    CHOICES.run(f"norm_project {width} {rank} {rows.dtype} {flags}", candidates, rows.device, run)
+    key = f"norm_project {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
+    CHOICES.run(key, candidates, rows.device, run)
     return y, projected
 
 

@@ -35,6 +35,15 @@ def precision(basis: Tensor | None) -> str:
     return "tf32" if allowed else "ieee"
 
 
+def product_key(basis: Tensor | None) -> str:
+    """What is remembered of a product, beside its sizes: the dtype of its factors and how they are multiplied.
+
+    >>> product_key(None), product_key(torch.ones(4, 2, dtype=torch.bfloat16))[:14]
+    ('alone', 'torch.bfloat16')
+    """
+    return "alone" if basis is None else f"{basis.dtype} {precision(basis)}"
+
+
 def or_any(pointer: Tensor, *tensors: Tensor | None) -> list[Tensor]:
     """Put some pointer where there is no tensor: nothing is read there."""
     return [pointer if tensor is None else tensor for tensor in tensors]
