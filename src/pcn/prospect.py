@@ -65,9 +65,7 @@ def prospect(model: nn.Module, plan: Plan, example: Example | None) -> Prospect:
         return Prospect(_size(now, example), _size(changed, example))
     except Exception as error:  # whatever a model's own code raises on tensors without values
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        return Prospect(
-            _size(now, None), _size(changed, None), f"the model does not run without values ({said[:200]})"
-        )
+        return Prospect(_size(now, None), _size(changed, None), f"the model does not run without values ({said[:200]})")
 
 
 def _size(model: nn.Module, example: Example | None) -> Size:

@@ -145,7 +145,7 @@ def test_a_budget_is_refused_where_it_says_nothing_or_too_much() -> None:
         pcn.make_plan(model, pcn.analyze(model, [x]), 0.25)
     with pytest.raises(pcn.ConfigError, match="give a PCNConfig, or a Budget"):
         pcn.compress_(model, [x], 0.25)
-    with pytest.raises(pcn.ConfigError, match="keep_outputs=0.5 beside a budget"):
+    with pytest.raises(pcn.ConfigError, match=r"keep_outputs=0.5 beside a budget"):
         pcn.Budget(0.5, config=pcn.PCNConfig(keep_outputs=0.5))
     with pytest.raises(pcn.ConfigError, match="worth="):
         pcn.Budget(0.5, worth=pcn.Taylor)
