@@ -8,6 +8,7 @@ import time
 import torch
 
 from pcn.training import Settings, Trainer, load_data, world
+from pcn.training.world import leave
 
 DAY_S = 86_400.0
 
@@ -27,3 +28,4 @@ def main(left_s: float) -> None:
 
 if __name__ == "__main__":
     main(float(sys.argv[1]))
+    leave(0)

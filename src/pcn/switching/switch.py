@@ -82,14 +82,14 @@ class Switch:
     def __post_init__(self) -> None:
         self._rule = as_switch_rule(self.at)
         self._wish = as_budget(self.config, params=self.params) or self.config or PCNConfig()
-        if get_plan(self.model) is None:
+        self._engine = Engine(self.model, self.optimizer, self.ema, self.group)
+        self.plan = get_plan(self.model)  # a resumed run may have switched already
+        if self.plan is None:
             self.options.check_names(name for name, _, _ in transformable_layers(unwrap(self.model)))
             if isinstance(self._wish, Budget):
                 check_reachable(self.model, self._wish)
         if isinstance(self.fade, bool) or not isinstance(self.fade, int) or self.fade < 0:
             raise ConfigError(f"fade={self.fade!r}: give a number of steps, or 0 to cut at once")
-        self._engine = Engine(self.model, self.optimizer, self.ema, self.group)
-        self.plan = get_plan(self.model)  # a resumed run may have switched already
 
     def __repr__(self) -> str:
         """One line, where the model and the optimizer would fill pages."""
