@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pcn import directions
 from pcn.directions import Directions
 from pcn.errors import PlanError
-from pcn.layers import LAYER_TYPES, canonical_weight, unwrap
+from pcn.layers import LAYER_TYPES, by_group, canonical_weight, unwrap
 from pcn.plan import LayerPlan, Plan
 from pcn.statistics import Statistics
 
@@ -60,7 +60,8 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
     outputs = None
     if layer.output_rank is not None:
         rows = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].out_dim)
-        weight = _grouped_weight(layer, model, rows).to(found.along)
+        weight = _weight(layer, model).to(found.along)
+        weight = by_group(weight if rows is None else weight[list(rows)], layer.groups)
         outputs = directions.output_directions(weight, found, layer.output_rank).flatten(0, 1)
     kept, block = kept_inputs(plan, layer), None
     if kept is not None and layer.order == "kept_block":
@@ -79,11 +80,9 @@ def _directions(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Direct
     covariance = stats.covariance(layer.name)
     if layer.basis == "random":
         return directions.random(covariance, layer.rank, layer.name)
-    return directions.response(covariance, _grouped_weight(layer, model).to(covariance), layer.rank)
+    weight = by_group(_weight(layer, model).to(covariance), layer.groups)
+    return directions.response(covariance, weight, layer.rank)
 
 
-def _grouped_weight(layer: LayerPlan, model: nn.Module, rows: tuple[int, ...] | None = None) -> Tensor:
-    """A layer's weight as (groups, outputs of one, inputs of one, kernel positions)."""
-    weight = canonical_weight(model.get_submodule(layer.name)).detach()
-    weight = weight if rows is None else weight[list(rows)]
-    return weight.reshape(layer.groups, -1, layer.in_features // layer.groups, layer.taps)
+def _weight(layer: LayerPlan, model: nn.Module) -> Tensor:
+    return canonical_weight(model.get_submodule(layer.name)).detach()

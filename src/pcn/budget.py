@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from pcn.config import LayerRule, PCNConfig
 from pcn.errors import ConfigError, TraceError
+from pcn.example import Batches, opened
 from pcn.graph import ChannelGraph, trace
-from pcn.layers import canonical_weight, unwrap
+from pcn.layers import by_group, canonical_weight, unwrap
 from pcn.plan import LayerPlan, Plan
 from pcn.planner.allocation import Room, Served, hand_out
 from pcn.planner.options import Option, forms, output_shares
-from pcn.planner.response import Response, grouped_weight
+from pcn.planner.response import Response
 from pcn.planner.values import WIDEST, Worth, check_values, directions_of
-from pcn.planning import Batches, make_plan
+from pcn.planning import make_plan
 from pcn.statistics import Statistics
 
 
@@ -137,7 +138,9 @@ def plan_within(
     graph = graph or _traced(model, stats)
     served = _serve(model, stats, budget, batches, graph)
     plan = make_plan(model, stats, _as_config(budget, served), graph=graph, example=example)
-    explained = {name: _explained(layer, served[name]) for name, layer in plan.layers.items() if name in served}
+    explained = {name: _explained(plan.layers[name], each, budget) for name, each in served.items()}
+    for name in _frozen(unwrap(model), plan):
+        explained[name] = replace(plan.layers[name], reason=plan.layers[name].reason and "its weight is frozen")
     return replace(plan, layers={**plan.layers, **explained})
 
 
@@ -163,16 +166,20 @@ def _serve(
         model, stats, replace(config, rank=1.0, output_rank=None, keep_outputs=None, skip_larger=False), graph=graph
     )
     ruled = make_plan(model, stats, replace(config, rank=None, output_rank=None, keep_outputs=None), graph=graph)
-    frozen = {name for name in whole.layers if not canonical_weight(model.get_submodule(name)).requires_grad}
+    frozen = _frozen(model, whole)
     layers = [p for p in whole.transformed if p.name not in frozen and not config.mentions(p.name)]
     if budget.flops is not None and graph is None:
         raise ConfigError("a budget of FLOPs needs the model's graph, which could not be traced: give params")
     room = _room(model, budget, ruled, layers, frozen)
-    opened = batches() if callable(batches) else batches
-    worth = budget.worth(model, stats, [layer.name for layer in layers], opened)
+    worth = budget.worth(model, stats, [layer.name for layer in layers], opened(batches))
     check_values(worth, {layer.name: layer.in_features // layer.groups for layer in layers})
     step = -(-budget.step // config.multiple_of) * config.multiple_of  # make_plan rounds up to that multiple
     return hand_out({p.name: _options(p, model, stats, worth[p.name], step, budget) for p in layers}, room)
+
+
+def _frozen(model: nn.Module, plan: Plan) -> set[str]:
+    """The layers that neither spend nor save."""
+    return {name for name in plan.layers if not canonical_weight(model.get_submodule(name)).requires_grad}
 
 
 def _room(model: nn.Module, budget: Budget, ruled: Plan, layers: list[LayerPlan], frozen: set[str]) -> Room:
@@ -193,24 +200,28 @@ def _options(
     shares = None
     if budget.two_sided and layer.out_features // layer.groups <= WIDEST:  # an eigenproblem of that size for each step
         _, variances, vectors = directions_of(stats, layer.name)
-        weight = grouped_weight(model, layer.name, *vectors.shape[:2]).to(vectors)
+        weight = by_group(canonical_weight(model.get_submodule(layer.name)).detach().to(vectors), layer.groups)
         shares = output_shares(weight, variances, vectors, step)
     return list(forms(layer, worth, step, shares, only_smaller=budget.config.skip_larger))
 
 
-def _explained(layer: LayerPlan, served: Served) -> LayerPlan:
+def _explained(layer: LayerPlan, served: Served, budget: Budget) -> LayerPlan:
     """A layer's plan with what the next step would have bought, or why it stays whole."""
     if layer.rank is None:
         why = "the budget keeps it whole" if served.choices > 1 else "no form of it would be smaller and no slower"
         return replace(layer, reason=why)
-    return replace(layer, note="; ".join(filter(None, (layer.note, _next(served.option, served.following)))) or None)
+    following = _next(served.option, served.following, budget)
+    return replace(layer, note="; ".join(filter(None, (layer.note, following))) or None)
 
 
-def _next(option: Option, following: Option | None) -> str | None:
+def _next(option: Option, following: Option | None, budget: Budget) -> str | None:
     if following is None:
         return None
     what = "all of it" if following.rank is None else f"rank {following.rank}"
     if following.output_rank is not None:
         what += f" with {following.output_rank} trained outputs"
     gained = (following.worth - option.worth) / following.worth
-    return f"{what} would be worth {gained:.2%} more, for {following.params - option.params:,} parameters"
+    costs = {"parameters": (budget.params, following.params - option.params)}
+    costs |= {"FLOPs": (budget.flops, following.flops - option.flops)}
+    price = " and ".join(f"{cost:,} {unit}" for unit, (limit, cost) in costs.items() if limit is not None)
+    return f"{what} would be worth {gained:.2%} more, for {price}"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
-
 from torch import nn
 from torch.optim import Optimizer
 
 from pcn.budget import Budget, as_budget
 from pcn.config import PCNConfig
-from pcn.example import Forward
+from pcn.example import Batches, Forward, opened, repeatable
 from pcn.plan import Plan, check_untransformed
 from pcn.planning import make_plan
 from pcn.statistics import analyze
@@ -18,7 +15,7 @@ from pcn.statistics import analyze
 
 def compress_(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Batches,
     config: PCNConfig | Budget | None = None,
     *,
     params: int | float | None = None,
@@ -39,8 +36,8 @@ def compress_(
     """
     check_untransformed(model)
     wish = as_budget(config, params=params, flops=flops) or config or PCNConfig()
-    if isinstance(wish, Budget) and wish.worth.needs_batches and isinstance(batches, Iterator):
-        batches = list(batches)
+    if isinstance(wish, Budget) and wish.worth.needs_batches:
+        batches = repeatable(batches)
     exclude = (wish.config if isinstance(wish, Budget) else wish).exclude
-    stats = analyze(model, batches, forward=forward, exclude=exclude)
+    stats = analyze(model, opened(batches), forward=forward, exclude=exclude)
     return make_plan(model, stats, wish, batches=batches).apply_(model, stats, optimizer=optimizer)

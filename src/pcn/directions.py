@@ -5,12 +5,12 @@ Letters: C the covariance of the input, W the weight, one matrix for every posit
 
 from __future__ import annotations
 
-import hashlib
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pcn.seeded import generator
 from pcn.statistics import eigen
 
 RIDGE = 1e-9  # of the mean variance, added to every direction's: one without any can still be led back from
@@ -27,8 +27,7 @@ class Directions(NamedTuple):
 
 def random(covariance: Tensor, rank: int, name: str) -> Directions:
     """Return orthonormal directions that know nothing of the input; the same ones for the same name."""
-    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
-    drawn = torch.randn(*covariance.shape[:2], rank, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    drawn = torch.randn(*covariance.shape[:2], rank, generator=generator(name), dtype=torch.float64)
     along = torch.linalg.qr(drawn.to(covariance))[0]
     return Directions(along, along, _variances(covariance, along))
 

@@ -14,7 +14,7 @@ from pcn.layers import LAYER_TYPES, canonical_weight, layout_of
 from pcn.nn import PCModule, empty_like
 from pcn.plan import LayerPlan, Plan
 from pcn.replaced import Replaced, carry_cut, carry_projected
-from pcn.transform import dropped_part, reader_transform, select_inputs, with_output_basis
+from pcn.transform import Projected, dropped_part, reader_transform, select_inputs, with_output_basis
 
 Swap = tuple[nn.Module, nn.Module]  # the old layer and the new one
 
@@ -85,6 +85,19 @@ def _transformed(plan: Plan, layer: LayerPlan, module: nn.Module, basis: Basis) 
     """Make the principal component layer with its weights, from the plain one, which is not touched."""
     weight, bias = _kept_rows(plan, layer, module)
     kept = kept_inputs(plan, layer)
+    projected = rewritten(layer, basis, weight, bias, kept)
+    if layer.keep_dropped:
+        lost = dropped_part(select_inputs(weight, kept, layer.groups), projected, layer.groups)
+        projected = projected._replace(offset_weight=lost)
+    new = _empty(layer, module)
+    new.load_(projected)
+    return new
+
+
+def rewritten(
+    layer: LayerPlan, basis: Basis, weight: Tensor, bias: Tensor | None, kept: Tensor | None = None
+) -> Projected:
+    """A layer's weight and bias in the coordinates of its bases; of its inputs only ``kept`` are left."""
     projected = reader_transform(
         weight,
         bias,
@@ -96,14 +109,7 @@ def _transformed(plan: Plan, layer: LayerPlan, module: nn.Module, basis: Basis) 
         block_basis=basis.block,
         dual=basis.dual,
     )
-    if basis.outputs is not None:
-        projected = with_output_basis(projected, basis.outputs, layer.groups)
-    if layer.keep_dropped:
-        lost = dropped_part(select_inputs(weight, kept, layer.groups), projected, layer.groups)
-        projected = projected._replace(offset_weight=lost)
-    new = _empty(layer, module)
-    new.load_(projected)
-    return new
+    return projected if basis.outputs is None else with_output_basis(projected, basis.outputs, layer.groups)
 
 
 def _kept_rows(plan: Plan, layer: LayerPlan, module: nn.Module) -> tuple[Tensor, Tensor | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,17 @@ from torch.utils._pytree import tree_map_only
 from pcn.errors import ConfigError
 
 Forward = Callable[[nn.Module, Any], Any]
+Batches = Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+def opened(batches: Batches) -> Iterable[Any]:
+    """Batches to go over, also where a function was given that opens them."""
+    return batches() if callable(batches) else batches
+
+
+def repeatable(batches: Batches) -> Batches:
+    """Batches that can be gone over more than once."""
+    return list(batches) if isinstance(batches, Iterator) and not callable(batches) else batches
 
 
 @dataclass(frozen=True)

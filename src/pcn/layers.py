@@ -146,6 +146,15 @@ def _read_directly(model: nn.Module) -> dict[int, str]:
     return found
 
 
+def by_group(weight: Tensor, groups: int) -> Tensor:
+    """View a weight of shape (out, in / groups, *kernel) as (groups, outputs of one, its inputs, kernel positions).
+
+    >>> by_group(torch.ones(6, 2, 3, 3), groups=2).shape
+    torch.Size([2, 3, 2, 9])
+    """
+    return weight.reshape(groups, -1, weight.shape[1], weight[0, 0].numel())
+
+
 def layout_of(tensor: Tensor) -> torch.memory_format:
     """How a tensor lies in memory: with its channels last, or in the plain order.
 

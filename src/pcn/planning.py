@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from pcn.config import PCNConfig
 from pcn.dropping import plan_outputs
 from pcn.errors import ConfigError, TraceError
-from pcn.example import Example, device_of
+from pcn.example import Batches, Example, device_of
 from pcn.graph import ChannelGraph, trace
 from pcn.keep import Request
 from pcn.layers import transformable_layers, unwrap
@@ -22,8 +22,6 @@ from pcn.statistics import Statistics
 
 if TYPE_CHECKING:
     from pcn.budget import Budget
-
-Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 
 
 def make_plan(

@@ -105,7 +105,7 @@ def dense_form(
     dense = _unproject(_expand(weight, output_basis, groups), basis, groups)
     if offset is not None:
         dense = dense + _exact(offset, weight)
-    return _cast(dense, weight), _cast(_exact(bias, weight) - _response(dense, mean, groups), weight)
+    return _cast(dense, weight), _cast(_exact(bias, weight) - response(dense, mean, groups), weight)
 
 
 def factored_form(
@@ -119,12 +119,12 @@ def factored_form(
     """Split into a projection without bias and the layer after it, whose bias takes over the centring."""
     ones = (1,) * (weight.dim() - 2)
     projection = _grouped(basis, weight, groups).transpose(1, 2).flatten(0, 1)
-    centre = _response(projection, mean, groups)
-    response = _response(_expand(weight, output_basis, groups), centre, groups)
+    centre = response(projection, mean, groups)
+    shift = response(_expand(weight, output_basis, groups), centre, groups)
     return Factors(
         projection=_cast(projection.reshape(*projection.shape, *ones), weight),
         weight=weight.detach(),
-        bias=_cast(_exact(bias, weight) - response, weight),
+        bias=_cast(_exact(bias, weight) - shift, weight),
         expansion=None if output_basis is None else _cast(output_basis.reshape(*output_basis.shape, *ones), weight),
     )
 
@@ -210,7 +210,7 @@ def _expand(weight: Tensor, output_basis: Tensor | None, groups: int) -> Tensor:
     return torch.einsum("gns,gsr...->gnr...", *factors).flatten(0, 1)
 
 
-def _response(weight: Tensor, constant: Tensor, groups: int) -> Tensor:
+def response(weight: Tensor, constant: Tensor, groups: int) -> Tensor:
     """Return what the layer makes of one vector v that stands at every position: Σ_{m,k} W[n, m, k] v[m]."""
     summed = _exact(weight, weight).reshape(*weight.shape[:2], -1).sum(2)
     factors = _grouped(summed, weight, groups), _grouped(constant, weight, groups)
@@ -219,5 +219,5 @@ def _response(weight: Tensor, constant: Tensor, groups: int) -> Tensor:
 
 def _shifted_bias(weight: Tensor, bias: Tensor | None, mean: Tensor, groups: int) -> Tensor:
     # The layer will hold a rounded mean: from that same mean, b~ undoes the centring to the last digit.
-    shift = _response(weight, mean.to(weight.dtype), groups)
+    shift = response(weight, mean.to(weight.dtype), groups)
     return _cast(shift if bias is None else _exact(bias, weight) + shift, weight)

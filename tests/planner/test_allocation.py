@@ -129,6 +129,10 @@ def test_every_layer_says_what_more_would_have_bought() -> None:
     assert noted
     assert all("parameters" in note for note in noted)
     assert "would be worth" in str(plan)
+    model.fc1.requires_grad_(False)
+    counted = pcn.make_plan(model, pcn.analyze(model, [x]), pcn.Budget(flops=0.7, step=2))
+    assert counted.layers["fc1"].reason == "its weight is frozen"
+    assert all("FLOPs" in layer.note for layer in counted.transformed if "would be worth" in (layer.note or ""))
 
 
 def test_a_budget_is_refused_where_it_says_nothing_or_too_much() -> None:

@@ -163,3 +163,12 @@ def test_logits_are_found_where_transformers_put_them() -> None:
         assert float(worth(model, stats, ["inner.fc2"], [x])["inner.fc2"][-1]) > 0
     with pytest.raises(pcn.ConfigError, match="holds no logits: give loss="):
         pcn.Taylor()(nn.Sequential(nn.Linear(12, 4), nn.Flatten(0)), stats, [], [x])
+
+
+@pytest.mark.parametrize("worth", [pcn.Taylor(), pcn.Divergence()])
+def test_the_model_is_called_as_the_user_said(worth: pcn.planner.Worth) -> None:
+    model, x = built(Mlp, 12)
+    budget = pcn.Budget(0.6, step=2, worth=worth)
+    asked = pcn.compress_(model, [{"nested": [x]}], budget, forward=lambda model, batch: model(batch["nested"][0]))
+    model, x = built(Mlp, 12)
+    assert pcn.compress_(model, lambda: [x], budget).transformed == asked.transformed

@@ -10,10 +10,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pcn.errors import ConfigError, PlanError, suggest
+from pcn.example import Batches
 from pcn.plan import Plan, get_plan
 from pcn.switching import Switch
 from pcn.switching.rules import as_switch_rule
-from pcn.switching.switch import Batches
 
 OPTIONS = [field.name for field in fields(Switch) if field.init and field.name not in ("model", "optimizer", "group")]
 State = dict[str, Any]

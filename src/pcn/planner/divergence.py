@@ -16,7 +16,7 @@ from pcn.example import Example, device_of
 from pcn.layers import layer_type
 from pcn.planner.inputs import as_vectors, changed_inputs
 from pcn.planner.outputs import logits_of
-from pcn.planner.values import Values, directions_of
+from pcn.planner.values import Values, directions_of, forward_of
 from pcn.statistics import Statistics
 from pcn.untouched import untouched
 
@@ -56,7 +56,7 @@ class Divergence:
     def __call__(self, model: nn.Module, stats: Statistics, layers: Sequence[str], batches: Iterable[Any]) -> Values:
         device = device_of(model)
         with untouched(model, eval_mode=True):
-            calls = [Example.of(batch, device=device) for batch in batches]
+            calls = [Example.of(batch, forward_of(stats), device) for batch in batches]
             if not calls:
                 raise StatisticsError("there was no batch to compare outputs on: give batches=, a list or a function")
             before = [call.call(model) for call in calls]

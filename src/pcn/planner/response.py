@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pcn.layers import canonical_weight
+from pcn.layers import by_group, canonical_weight
 from pcn.planner.values import Values, added_up, directions_of
 from pcn.statistics import Statistics
 
@@ -28,16 +28,10 @@ class Response:
         return {name: _worth(model, stats, name) for name in layers}
 
 
-def grouped_weight(model: nn.Module, layer: str, groups: int, width: int) -> Tensor:
-    """A layer's weight as (groups, outputs of one, inputs of one, kernel positions), in float64."""
-    weight = canonical_weight(model.get_submodule(layer)).detach().double()
-    return weight.reshape(groups, -1, width, weight[0, 0].numel())
-
-
 def _worth(model: nn.Module, stats: Statistics, layer: str) -> Tensor:
     _, values, vectors = directions_of(stats, layer)
     _, width, known = vectors.shape
-    weight = grouped_weight(model, layer, *vectors.shape[:2]).to(vectors)
+    weight = by_group(canonical_weight(model.get_submodule(layer)).detach().to(vectors), len(vectors))
     responses = torch.einsum("gnmk,gmr->gnkr", weight, vectors).square().sum((1, 2))
     each = (values * responses).sum(0)
     # Directions beyond are taken to share what is left of the variance and of the weight evenly.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pcn.errors import ConfigError, StatisticsError
+from pcn.example import Forward
 from pcn.statistics import Statistics
 
 WIDEST = 1024  # directions of one layer that are looked at one by one
@@ -29,6 +30,11 @@ class Worth(Protocol):
     def __call__(
         self, model: nn.Module, stats: Statistics, layers: Sequence[str], batches: Iterable[Any]
     ) -> Values: ...
+
+
+def forward_of(stats: Statistics) -> Forward | None:
+    """How the model was called when it was measured, where the user has said so."""
+    return None if stats.example is None else stats.example.forward
 
 
 def directions_of(stats: Statistics, layer: str) -> tuple[Tensor, Tensor, Tensor]:

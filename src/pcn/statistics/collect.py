@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from pcn.errors import StatisticsError
 from pcn.layers import LayerType, canonical_weight, groups_of, in_width, layer_type
+from pcn.seeded import generator
 from pcn.statistics import forms
 from pcn.statistics.blocks import as_block, pooled
 from pcn.statistics.forms import SketchOptions
@@ -42,7 +42,7 @@ class Collector:
         self.moments: dict[str, Moments] = {}
         self.options = options
         self._layers, self._sampling = layers, sampling
-        self._generators = {name: _generator(sampling.seed, name) for name in layers}
+        self._generators = {name: generator(f"{sampling.seed}:{name}") for name in layers}
         self._forget_batch()
 
     @contextmanager
@@ -155,8 +155,3 @@ class _Seen:
     version: int | None
     form: tuple[int, int]
     token: int
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

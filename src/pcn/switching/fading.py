@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from pcn.bases import Bases, Basis
+from pcn.edit import rewritten
 from pcn.errors import ConfigError
 from pcn.layers import canonical_weight, unwrap
 from pcn.plan import LayerPlan, Plan
 from pcn.surgery import averaged
+from pcn.transform import dropped_part, response
 
 HALF_STEPS = 16  # in which weights of half precision fade
 
@@ -87,26 +89,8 @@ class Fading:
 def _shrink_(module: nn.Module, layer: LayerPlan, basis: Basis, share: float) -> None:
     """Take a share of what the bases do not hold off a weight; the bias makes up for its response to the mean."""
     weight = canonical_weight(module)
-    lost = _outside(weight.double(), layer, basis)
-    weight.copy_(weight - share * lost)
+    exact = weight.double()
+    lost = dropped_part(exact, rewritten(layer, basis, exact, None), layer.groups)
+    weight.copy_(exact - share * lost)
     if isinstance(module.bias, Tensor):
-        response = torch.einsum("gnmk,gm->gn", _grouped(lost, layer), basis.mean.to(lost).reshape(layer.groups, -1))
-        module.bias.copy_(module.bias + share * response.flatten())
-
-
-def _outside(weight: Tensor, layer: LayerPlan, basis: Basis) -> Tensor:
-    """Return W - V Vᵀ W D Bᵀ, group by group, in float64 as the bases are."""
-    along, back = (
-        part.to(weight).reshape(layer.groups, -1, part.shape[-1])
-        for part in (basis.directions, basis.directions if basis.dual is None else basis.dual)
-    )
-    grouped = _grouped(weight, layer)
-    inside = torch.einsum("gnrk,gmr->gnmk", torch.einsum("gnmk,gmr->gnrk", grouped, back), along)
-    if basis.outputs is not None:
-        outputs = basis.outputs.to(weight).reshape(layer.groups, -1, basis.outputs.shape[-1])
-        inside = torch.einsum("gns,gsmk->gnmk", outputs, torch.einsum("gns,gnmk->gsmk", outputs, inside))
-    return (grouped - inside).reshape(weight.shape)
-
-
-def _grouped(weight: Tensor, layer: LayerPlan) -> Tensor:
-    return weight.reshape(layer.groups, -1, layer.in_features // layer.groups, layer.taps)
+        module.bias.copy_(module.bias + share * response(lost, basis.mean, layer.groups))

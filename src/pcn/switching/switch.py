@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from pcn.budget import Budget, as_budget, check_reachable
 from pcn.config import PCNConfig
 from pcn.distributed.engine import Engine
 from pcn.errors import ConfigError, PlanError
-from pcn.example import Forward
+from pcn.example import Batches, Forward, opened, repeatable
 from pcn.layers import transformable_layers, unwrap
 from pcn.plan import Plan, check_untransformed, get_plan
 from pcn.planning import make_plan
@@ -37,7 +37,6 @@ from pcn.switching.rules import (
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 PURE = (AfterEpoch, AfterStep, AccuracySlows, SubspacesSettle)  # look at nothing in which processes could differ
 
 
@@ -119,7 +118,7 @@ class Switch:
         watches = getattr(self._rule, "watches_subspaces", False)
         if statistics is None and (watches or self.log is not None):
             again = self.recalibrate or self._measures_worth
-            batches = ranks.together(lambda: _repeatable(batches)) if again else batches
+            batches = ranks.together(lambda: repeatable(batches)) if again else batches
             statistics = self.look(batches)
         if statistics is not None and self.log is not None:
             self._tell(epoch, statistics)
@@ -166,10 +165,10 @@ class Switch:
     def look(self, batches: Batches) -> Statistics:
         """Measure what the layers read now, as the switch would; nothing changes."""
         self._engine.sync_buffers_()
-        opened = self._engine.ranks.together(lambda: _opened(batches))
         ranks = self._engine.ranks
+        own = ranks.together(lambda: opened(batches))
         return analyze(
-            self.model, opened, forward=self.forward, exclude=self.options.exclude, group=ranks.group, **self.analysis
+            self.model, own, forward=self.forward, exclude=self.options.exclude, group=ranks.group, **self.analysis
         )
 
     def _tell(self, epoch: int, stats: Statistics) -> None:
@@ -192,7 +191,7 @@ class Switch:
             return self._apply(batches, stats)
         engine = self._engine
         engine.ranks.together(lambda: check_untransformed(self.model))
-        batches = engine.ranks.together(lambda: _repeatable(batches))
+        batches = engine.ranks.together(lambda: repeatable(batches))
         found = stats or self.look(batches)
         self.statistics = found
         fading = Fading(*engine.agree(lambda: self._make(found, batches), found.example), self.fade)
@@ -218,7 +217,7 @@ class Switch:
         engine.ranks.together(lambda: check_untransformed(self.model))
         before = engine.before_switch_()
         if self.recalibrate or self._measures_worth:
-            batches = engine.ranks.together(lambda: _repeatable(batches))
+            batches = engine.ranks.together(lambda: repeatable(batches))
         found = stats or self.look(batches)
         self.plan = engine.apply_(lambda: self._make(found, batches), found.example, strict=self.strict)
         self.statistics = found
@@ -229,7 +228,7 @@ class Switch:
     def _recalibrate(self, batches: Batches) -> None:
         if self.recalibrate:
             ranks = self._engine.ranks
-            recalibrate_(self.model, ranks.together(lambda: _opened(batches)), self.forward, group=ranks.group)
+            recalibrate_(self.model, ranks.together(lambda: opened(batches)), self.forward, group=ranks.group)
 
     def _make(self, stats: Statistics, batches: Batches) -> tuple[Plan, Bases]:
         plan = make_plan(self.model, stats, self._wish, batches=batches)
@@ -257,11 +256,3 @@ class Switch:
     def _measures_worth(self) -> bool:
         """Whether the batches are gone over once more to choose ranks."""
         return isinstance(self._wish, Budget) and self._wish.worth.needs_batches
-
-
-def _opened(batches: Batches) -> Iterable[Any]:
-    return batches() if callable(batches) else batches
-
-
-def _repeatable(batches: Batches) -> Batches:
-    return list(batches) if isinstance(batches, Iterator) and not callable(batches) else batches
