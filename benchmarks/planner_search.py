@@ -5,8 +5,8 @@
     python benchmarks/planner_search.py --table                # paired differences from the first arm, from the results
 
 An arm is one line of ARMS below: a name, and what it changes in the settings of the first arm, or a switch of its own.
-Runs of one seed fork from one parent; they are added to benchmarks/results/planner_search.json as they finish and are
-skipped when they are there.
+Runs of one seed fork from one parent, but for plain narrower networks, which are trained from scratch; they are added
+to benchmarks/results/planner_search.json as they finish and are skipped when they are there.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ from records import Record, Records
 PARENT, TARGET, EPOCHS, SWITCH = "wide_resnet20", 1_094_154, 20, 2
 SEEDS = (0, 1, 2, 3, 4)
 NOTHING = "No trial of the search is recorded yet."
+NARROW = {"model": "peers.networks:narrow"}
 ARMS: dict[str, dict[str, Any]] = {
     "default": {},
+    "narrow": NARROW,
+    "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
     "paper's ranks": {"params": None, "pcn": "wide_resnet20-pcn1"},
     "taylor": {"worth": "taylor"},
     "divergence": {"worth": "divergence"},
@@ -62,6 +65,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "basis trained": {"train_basis": True},
     "two cuts": {"carry_state": False, "switch": partial(TwoCuts, first=0.5, again_at=5)},  # beside fresh optimizer
     "basis trained to epoch 5": {"carry_state": False, "switch": partial(BasisTrainedFirst, again_at=5)},
+    "decay 5e-4": {"weight_decay": 5e-4},
     "switch after 1": {"switch_at": "1"},
     "switch after 4": {"switch_at": "4"},
     "switch after 8": {"switch_at": "8"},
@@ -82,6 +86,7 @@ class Trunk:
 
     seed: int
     epochs: int
+    weight_decay: float | None = None  # the recipe's, where none is given
 
 
 @dataclass(frozen=True)
@@ -92,16 +97,25 @@ class Trial:
     seed: int
 
     @property
-    def trunk(self) -> Trunk:
-        return Trunk(self.seed, int(ARMS[self.arm].get("switch_at", SWITCH)))
+    def trunk(self) -> Trunk | None:
+        """What the trial forks from, unless it is trained from scratch."""
+        arm = ARMS[self.arm]
+        if "model" in arm:
+            return None
+        decay = None if arm.get("carry_state") is False else arm.get("weight_decay")
+        return Trunk(self.seed, int(arm.get("switch_at", SWITCH)), decay)
 
 
 def settings(item: Trunk | Trial, data: Path) -> Settings:
     """The parent's recipe, with the planner's switch and what the arm changes."""
     base = replace(PARENTS[PARENT].recipe(item.seed, EPOCHS, data), **UNWATCHED)
     if isinstance(item, Trunk):
-        return replace(base, epochs=item.epochs)
+        decay = base.weight_decay if item.weight_decay is None else item.weight_decay
+        return replace(base, epochs=item.epochs, weight_decay=decay)
     changes = {name: value for name, value in ARMS[item.arm].items() if name != "switch"}
+    if item.trunk is None:
+        options = {"parent": base.model, "options": base.model_options, "target": TARGET}
+        return replace(base, model_options=options, **changes)
     return replace(base, **{"params": TARGET, "switch_at": str(SWITCH), **changes})
 
 
@@ -116,7 +130,7 @@ class Search:
         """What is left to do, seed by seed, each trunk before its first trial."""
         found = [Trial(arm, seed) for seed in self.options.seeds for arm in self.options.arms]
         trials = [trial for trial in found if not self.records.has(arm=trial.arm, seed=trial.seed)]
-        items = dict.fromkeys(item for trial in trials for item in (trial.trunk, trial))
+        items = dict.fromkeys(item for trial in trials for item in (trial.trunk, trial) if item is not None)
         return [item for item in items if isinstance(item, Trial) or not self.trunk_file(item).exists()]
 
     def do(self) -> list[Trunk | Trial]:
@@ -127,8 +141,11 @@ class Search:
             self.finished,
             together=self.options.together,
             until=self.deadline,
-            ready=lambda item, running: isinstance(item, Trunk) or self.trunk_file(item.trunk).exists(),
+            ready=lambda item, running: self.ready(item),
         )
+
+    def ready(self, item: Trunk | Trial) -> bool:
+        return isinstance(item, Trunk) or item.trunk is None or self.trunk_file(item.trunk).exists()
 
     def job(self, item: Trunk | Trial) -> Job:
         trunk = item if isinstance(item, Trunk) else item.trunk
@@ -136,8 +153,8 @@ class Search:
             str(item),
             settings(item, self.options.data),
             self.folder(item),
-            trunk=self.trunk_file(trunk),
-            trunk_epoch=trunk.epochs,
+            trunk=None if trunk is None else self.trunk_file(trunk),
+            trunk_epoch=0 if trunk is None else trunk.epochs,
             make_switch=None if isinstance(item, Trunk) else ARMS[item.arm].get("switch"),
             reads_test=False,
             compiled=torch.cuda.is_available() and not self.options.eager,
@@ -145,10 +162,13 @@ class Search:
         )
 
     def trunk_file(self, trunk: Trunk) -> Path:
-        return self.options.work / "trunks" / f"seed{trunk.seed}-epochs{trunk.epochs}.pt"
+        decay = "" if trunk.weight_decay is None else f"-decay{trunk.weight_decay:g}"
+        return self.options.work / "trunks" / f"seed{trunk.seed}-epochs{trunk.epochs}{decay}.pt"
 
     def folder(self, item: Trunk | Trial) -> Path:
-        name = f"trunk{item.epochs}" if isinstance(item, Trunk) else re.sub(r"\W+", "-", item.arm)
+        if isinstance(item, Trunk):
+            return self.options.work / self.trunk_file(item).stem
+        name = re.sub(r"\W+", "-", item.arm)
         return self.options.work / f"{name}-seed{item.seed}"
 
     def finished(self, item: Trunk | Trial, measured: Record | None) -> None:
@@ -178,10 +198,15 @@ def _row(arm: str, runs: list[Record], first: list[Record]) -> list[str]:
         arm,
         str(len(runs)),
         f"{mean(runs, 'trainable_params'):,.0f}",
-        f"{mean(runs, 'validation_after_switch'):.2f}",
+        _after_switch(runs),
         f"{statistics.fmean(r[name] for r in runs):.2f}",
         "" if difference is None else str(difference),
     ]
+
+
+def _after_switch(runs: list[Record]) -> str:
+    name = "validation_after_switch"
+    return f"{mean(runs, name):.2f}" if all(r[name] is not None for r in runs) else ""
 
 
 def main() -> None:

@@ -156,9 +156,14 @@ def test_every_arm_of_the_search_can_be_set_up(tmp_path: Path) -> None:
     assert next(iter(search.ARMS)) == "default"
     names = [name for name, _ in wide_resnet20(width=4).named_modules()]
     for arm in search.ARMS:
-        settings = search.settings(search.Trial(arm, 3), tmp_path)
+        trial = search.Trial(arm, 3)
+        settings = search.settings(trial, tmp_path)
         assert settings.seed == 3
-        assert int(settings.switch_at) == search.Trial(arm, 3).trunk.epochs < settings.epochs
+        if trial.trunk is None:
+            assert settings.model_options["target"] == search.TARGET
+            continue
+        assert int(settings.switch_at) == trial.trunk.epochs < settings.epochs
+        assert search.settings(trial.trunk, tmp_path).weight_decay in (settings.weight_decay, 1e-4)
         asked = requested(settings)
         getattr(asked, "config", asked).check_names(names)
 

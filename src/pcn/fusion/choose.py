@@ -93,26 +93,17 @@ def _part(layer: PCModule, norm: nn.Module | None, form: Form) -> nn.Module:
 
 def time_s(part: nn.Module, like: Tensor) -> float:
     """The shortest of a few steps forward and back on random numbers; on a GPU without the time of launching."""
-    layout = layout_of(like)
-    inputs = torch.randn_like(like, memory_format=layout).requires_grad_()
+    inputs = torch.randn_like(like, memory_format=layout_of(like)).requires_grad_()
     coming = torch.randn_like(part(inputs))
 
     def step() -> None:
+        torch.clear_autocast_cache()  # each casts its weights itself: copies of an earlier one stay with its stream
         torch.autograd.grad(part(inputs), [inputs, *part.parameters()], coming)
 
-    if like.device.type != "cuda":
-        step()
-        return min(_seconds(step) for _ in range(REPEATS))
-    replay = _captured(step)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times = []
-    for _ in range(REPEATS):
-        begin.record()
-        replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1000)
-    return float(min(times))
+    if like.device.type == "cuda":
+        return _replayed_s(step)
+    step()
+    return min(_seconds(step) for _ in range(REPEATS))
 
 
 def _seconds(step: Callable[[], None]) -> float:
@@ -121,14 +112,23 @@ def _seconds(step: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def _captured(step: Callable[[], None]) -> Callable[[], None]:
+def _replayed_s(step: Callable[[], None]) -> float:
+    """The shortest of a few replays of a step."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times = []
     with torch.cuda.stream(side):
         for _ in range(3):
             step()
+        with torch.cuda.graph(graph, stream=side):
+            step()
+        for _ in range(REPEATS):
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1000)
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+    return float(min(times))
