@@ -62,6 +62,52 @@ def test_what_is_found_in_a_residual_network() -> None:
     assert not found["first.shortcut.bn"].relu
 
 
+def calls(model: nn.Module, batch: Tensor) -> list[tuple[str, tuple[Any, ...]]]:
+    """What torch.compile makes of a model: operators and their arguments."""
+    found: list[tuple[str, tuple[Any, ...]]] = []
+
+    def backend(module: torch.fx.GraphModule, example: Any) -> Any:
+        found.extend((str(node.target), node.args) for node in module.graph.nodes if node.op == "call_function")
+        return module.forward
+
+    torch.compiler.reset()
+    torch.compile(model, backend=backend, fullgraph=True)(batch)
+    torch.compiler.reset()
+    return found
+
+
+def test_compiled_it_is_fused_too() -> None:
+    model, _, batch = pair("residual")
+    fuse_(model, batch)
+    found = [name for name, _ in calls(model, batch)]
+    norms = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    assert sum("norm_project" in name for name in found) == norms
+    assert not any("batch_norm" in name for name in found)
+
+
+def test_behind_a_convolution_the_batchs_mean_takes_its_constant_off() -> None:
+    model, twin, batch = pair("residual")
+    found = {chain.norm: chain.source for chain in fuse_(model, batch).chains}
+    assert found == {
+        "bn": None,  # no layer of ours
+        "first.bn1": "first.conv1",
+        "first.bn2": "first.conv2",
+        "first.shortcut.bn": "first.shortcut.conv",
+        "second.bn1": "second.conv1",
+        "second.bn2": "second.conv2",
+    }
+    biases = [arguments[2] for name, arguments in calls(copy.deepcopy(model), batch) if "conv2d" in name]
+    assert len(biases) == 6
+    assert biases == [None] * 6
+    biases = [arguments[2] for name, arguments in calls(copy.deepcopy(model).eval(), batch) if "conv2d" in name]
+    assert sum(bias is not None for bias in biases) == 5
+    seen = []
+    hook = model.first.conv1.register_forward_hook(lambda module, arguments, output: seen.append(output))
+    assert_same(model, twin, batch)
+    hook.remove()
+    assert isinstance(seen[0], Tensor)
+
+
 def test_less_is_kept_for_the_way_back() -> None:
     model, twin, batch = pair("residual")
     fuse_(model, batch)

@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from pcn.models.cifar_resnet import CIFARResNet
+
 
 def build() -> nn.Sequential:
     return nn.Sequential(
@@ -17,6 +19,13 @@ def build() -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(64, 10),
     )
+
+
+def residual() -> nn.Module:
+    """Batch norms before layers that are transformed."""
+    model = CIFARResNet(1, 8)
+    model.conv1 = nn.Conv2d(1, 8, 3, padding=1, bias=False)
+    return model
 
 
 def without_layers() -> nn.Sequential:

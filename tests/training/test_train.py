@@ -289,3 +289,30 @@ def test_how_the_layers_inputs_are_measured() -> None:
         Settings(analysis_pool=0)
     with pytest.raises(pcn.ConfigError, match="decoupled_decay"):
         Settings(optimizer="adam", decoupled_decay=True)
+
+
+def test_fused_steps_train_as_the_others_do(tmp_path: Path) -> None:
+    from pcn.fusion.switch import everywhere
+
+    settings = Settings(
+        model="small_network:residual", data="digits", epochs=3, batch=128, learning_rate=0.1, switch_at="1", rank="0.5"
+    )
+    results, events = [], []
+    for fused in (False, True):
+        with RunFolder(tmp_path / str(fused), settings) as folder, everywhere():
+            data = load_data(settings, torch.device("cpu"), torch.float32)
+            trainer = Trainer(settings, data, folder, fused=fused)
+            trainer.run()
+        results.append([line["loss"] for line in metrics(folder.path, "epoch")])
+        events.append(metrics(folder.path, "fused"))
+    assert results[1] == pytest.approx(results[0], rel=1e-3)
+    assert events[0] == []
+    assert [event["reason"] for event in events[1]] == [None]
+    assert set(events[1][0]["forms"].values()) <= {"fused", "factored", "folded"}
+    assert len(events[1][0]["forms"]) == sum(isinstance(module, PCModule) for module in trainer.model.modules()) > 5
+
+
+def test_fused_steps_without_kernels_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "need a CUDA device and Triton" in refused(
+        capsys, *SMALL[1:], "--switch-at", "1", "--fuse", "--out", str(tmp_path / "run")
+    )

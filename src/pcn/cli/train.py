@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +29,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's choice)")
     parser.add_argument("--compile", action="store_true", help="have torch.compile make the steps faster")
+    parser.add_argument("--fuse", action="store_true", help="run norms, ReLUs and projections in one pass, on a GPU")
     add_settings(parser)
 
 
@@ -38,17 +40,18 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     out = arguments.out or Path("runs") / f"{_short(settings.model)}-{_short(settings.data)}-{settings.seed}"
     with world(arguments.device) as here, ExitStack() as stack:
         folder = stack.enter_context(RunFolder(out, settings)) if here.first else None
-        _train(settings, folder, here, arguments.compile, screen if here.first else Screen(json=True))
+        faster = {"compiled": arguments.compile, "fused": arguments.fuse}
+        _train(settings, folder, here, faster, screen if here.first else Screen(json=True))
 
 
-def _train(settings: Settings, folder: RunFolder | None, here: World, compiled: bool, screen: Screen) -> None:
+def _train(settings: Settings, folder: RunFolder | None, here: World, faster: dict[str, bool], screen: Screen) -> None:
     """Train; only the first process has the folder, and speaks."""
     data = load_data(settings, here.device, compute_dtype(here.device))
     if folder is not None:
         screen.text(f"{settings.model} on {settings.data}, {settings.epochs} epochs on {here.name}, in {folder.path}")
     steps = settings.epochs * data.steps(settings.batch)
     with screen.progress(steps) as bar:
-        trainer = Trainer(settings, data, folder, world=here, compiled=compiled)
+        trainer = Trainer(settings, data, folder, world=here, compiled=faster["compiled"], fused=faster["fused"])
         trainer.stepped = lambda: bar.update(bar.task_ids[0], completed=trainer.progress.step)
         if folder is not None:
             trainer.tell = _reporter(trainer, folder.path, screen)
@@ -98,6 +101,10 @@ def _line(record: Record, epochs: int) -> str:
             f"trained parameters, validation {record['validation_accuracy']:.2f}% right after"
             + (f"; cut {left:,} steps before the fade was over" if left else "")
         )
+    if record["event"] == "fused":
+        forms = Counter(record["forms"].values())
+        layers = ", ".join(f"{count} {form}" for form, count in forms.items())
+        return f"nothing fused: {record['reason']}" if record["reason"] else f"layers as fastest here: {layers}"
     return (
         f"epoch {record['epoch']}/{epochs}: loss {record['loss']:.4f}, "
         f"validation {record['validation_accuracy']:.2f}%, learning rate {record['learning_rate']:g}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pcn.fusion.capture import graphs
 from pcn.fusion.hooks import hooked
-from pcn.fusion.layers import LAYERS, Form, multiplies_out
+from pcn.fusion.layers import LAYERS, Form, FusedConv, multiplies_out
 from pcn.fusion.norms import NORMS
 from pcn.graph.trace import caller, shapes
 from pcn.graph.walk import as_op
@@ -32,7 +32,9 @@ class Found:
     relu: bool = False
     emit: bool = True
     readers: tuple[str, ...] = ()
+    source: str | None = None  # the convolution whose output nobody else reads
     passed: tuple[str, ...] = field(default=(), repr=False)
+    before: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass
@@ -68,12 +70,16 @@ def find_chains(model: nn.Module, example: Any, forms: Mapping[str, Form]) -> Se
 
 def _agreed(one: Found, other: Found) -> Found:
     """What is so in both."""
-    passed = tuple(dict.fromkeys((*one.passed, *other.passed)))
-    if replace(one, passed=passed) == replace(other, passed=passed):
-        return replace(one, passed=passed)
+    passed, before = (
+        tuple(dict.fromkeys((*getattr(one, name), *getattr(other, name)))) for name in ("passed", "before")
+    )
+    source = one.source if one.source == other.source else None
+    one, other = (replace(each, source=source, passed=passed, before=before) for each in (one, other))
+    if one == other:
+        return one
     if (one.added, one.relu) == (other.added, other.relu):
-        return Found(one.norm, one.added, one.relu, passed=passed)
-    return Found(one.norm)
+        return replace(one, emit=True, readers=())
+    return Found(one.norm, source=source, before=before)
 
 
 @dataclass
@@ -100,6 +106,7 @@ class _Finder:
         self.activations = _activations(graph)
         self.search = Search()
         self.calls = self._calls()
+        self.outputs = self._outputs()
         self.members: set[fx.Node] = set()  # of any chain; a sum belongs to one batch norm
 
     def run(self) -> Search:
@@ -126,6 +133,13 @@ class _Finder:
         return _Calls(norm, added, relu)
 
     def _chain(self, name: str, calls: _Calls) -> Found:
+        found = self._behind(name, calls)
+        source = self._source(calls.norm)
+        if source is None:
+            return found
+        return replace(found, source=source, before=self._passed(calls.norm.all_input_nodes[0], calls.norm))
+
+    def _behind(self, name: str, calls: _Calls) -> Found:
         if calls.relu is None or self._written(calls.norm, calls.relu):
             return Found(name)
         added = calls.added is not None
@@ -133,8 +147,17 @@ class _Finder:
         if users and all(map(self._foreseen, users)) and not self._written(calls.norm, *users):
             readers, emit = self._readers(calls.relu)
             if readers:
-                return Found(name, added, True, emit, readers, self._passed(*calls.nodes, *users))
+                return Found(name, added, True, emit, readers, passed=self._passed(*calls.nodes, *users))
         return Found(name, added, True, passed=self._passed(*calls.nodes))
+
+    def _source(self, norm: fx.Node) -> str | None:
+        """The convolution that is called once and whose output nobody but this batch norm reads."""
+        output = norm.all_input_nodes[0]
+        name = self._owner(output, PCModule)
+        if name is None or name not in self.forms or not _own_forward(self.modules[name]):
+            return None
+        alone = self.outputs[name] == [output] and _only_user(output) is norm
+        return name if alone and issubclass(LAYERS[type(self.modules[name])], FusedConv) else None
 
     def _foreseen(self, user: fx.Node) -> bool:
         """Whether a call can take a value that is not computed: a layer of ours, or the sum of another chain."""
@@ -198,6 +221,15 @@ class _Finder:
             if name is not None:
                 given = [source for source in node.all_input_nodes if source in self.activations]
                 found.setdefault(name, set()).update(each for each in given if self._owner(each, PCModule) != name)
+        return found
+
+    def _outputs(self) -> dict[str, list[fx.Node]]:
+        """For each principal component layer what it makes that is read outside of it."""
+        found: dict[str, list[fx.Node]] = defaultdict(list)
+        for node in self.graph.nodes:
+            name = self._owner(node, PCModule) if node in self.activations else None
+            if name is not None and any(self._owner(user, PCModule) != name for user in node.users):
+                found[name].append(node)
         return found
 
     def _owner(self, node: fx.Node, kind: type[nn.Module]) -> str | None:

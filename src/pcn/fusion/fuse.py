@@ -74,10 +74,11 @@ def attach_(model: nn.Module, search: Search, forms: Mapping[str, Form]) -> None
     norms = {chain.norm: _become(model.get_submodule(chain.norm), NORMS) for chain in search.chains}
     for chain in search.chains:
         readers = tuple(layers[name] for name in chain.readers)
-        passed = tuple(model.get_submodule(name) for name in chain.passed)
-        norms[chain.norm].chain = Chain(chain.added, chain.relu, chain.emit, readers, passed)
+        passed, before = (tuple(map(model.get_submodule, names)) for names in (chain.passed, chain.before))
+        norms[chain.norm].chain = Chain(chain.added, chain.relu, chain.emit, readers, passed, before)
+    reading = {chain.source: norms[chain.norm] for chain in search.chains}
     for name, layer in layers.items():
-        layer.use = Use(forms[name])
+        layer.use = Use(forms[name], norm=reading.get(name))
 
 
 def unfuse_(model: nn.Module) -> None:

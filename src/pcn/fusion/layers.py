@@ -7,16 +7,20 @@ linear layers take U'(x - mu).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pcn.fusion.handed import Handed
 from pcn.fusion.pending import Pending
 from pcn.fusion.switch import switched_on
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, PCModule
 from pcn.nn.functional import compute_dtype, convolve, convolve_padded, pointwise
+
+if TYPE_CHECKING:
+    from pcn.fusion.norms import FusedNorm
 
 Form = Literal["fused", "factored", "folded"]
 
@@ -27,6 +31,7 @@ class Use:
 
     form: Form = "fused"
     moved: bool = False  # another basis was loaded since: it may differ from that of the layer it shared with
+    norm: FusedNorm | None = None  # the batch norm that alone reads the output
 
 
 class FusedLayer(PCModule):
@@ -97,15 +102,25 @@ class FusedConv(FusedLayer):
         return convolve(x, kernel, None, 1)
 
     def _from_projected(self, projected: Tensor) -> Tensor:
-        bias = self._bias(projected)
+        if self._hands_over(projected):
+            return Handed(self._product(projected, None), self)  # type: ignore[return-value]
+        return self._product(projected, self._bias(projected))
+
+    def _product(self, projected: Tensor, bias: Tensor | None) -> Tensor:
         if self.output_basis is None:
             return convolve_padded(projected, self.weight, bias, self.geometry)
         core = convolve_padded(projected, self.weight, None, self.geometry)
         return convolve(core, pointwise(self.output_basis.to(core.dtype), core.dim() - 2), bias, 1)
 
     def _folded(self, x: Tensor) -> Tensor:
-        dtype = compute_dtype(x)
-        return convolve_padded(x, self._dense(dtype), self._bias(x), self.geometry)
+        dense = self._dense(compute_dtype(x))
+        if self._hands_over(x):
+            return Handed(convolve_padded(x, dense, None, self.geometry), self)  # type: ignore[return-value]
+        return convolve_padded(x, dense, self._bias(x), self.geometry)
+
+    def _hands_over(self, x: Tensor) -> bool:
+        """Whether the batch norm that reads this output does without the constant."""
+        return self.use.norm is not None and self.use.norm.takes_from(self, x)
 
 
 class FusedConv1d(FusedConv, PCConv1d):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pcn.fusion.chain import Chain
+from pcn.fusion.handed import Handed
 from pcn.fusion.hooks import watched
 from pcn.fusion.pending import Pending, full
 from pcn.fusion.switch import fuses
@@ -23,15 +24,23 @@ class FusedNorm(_BatchNorm):
     chain: Chain
 
     def forward(self, input: Tensor) -> Tensor:
-        x = full(input)
-        if not fuses(x) or not self._suits(x):
-            return super().forward(x)
+        handed = input if isinstance(input, Handed) else None
+        x = full(input) if handed is None else handed.product
+        if not fuses(x) or not self._suits(x) or not (handed is None or self.uses_batch):
+            return super().forward(x if handed is None else handed.tensor())
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
         rows = as_rows(x)
-        pending = Pending(self, rows, x.shape, self._statistics(rows), uses_batch=self.uses_batch)
+        # A constant that was left out has a gradient of zero: with one, an optimizer decays it like any other weight.
+        bias = self.bias if handed is None else self.bias + 0 * handed.layer.bias
+        pending = Pending(self, rows, x.shape, self._statistics(rows, handed), uses_batch=self.uses_batch, bias=bias)
         # Only what the graphs have shown to be a ReLU, or a sum and a ReLU, may come next.
         waits = self.chain.relu and not watched((self, *self.chain.passed))
         return pending if waits else pending.tensor()  # type: ignore[return-value]
+
+    def takes_from(self, layer: nn.Module, x: Tensor) -> bool:
+        """Whether a convolution may leave its constant out: nobody sees its output, and the batch's mean counts."""
+        replica = getattr(layer, "_is_replica", False)
+        return self.uses_batch and fuses(x) and not replica and not watched((layer, self, *self.chain.before))
 
     def _suits(self, x: Tensor) -> bool:
         if getattr(self, "_is_replica", False):  # of DataParallel: the chain is on another device
@@ -44,7 +53,7 @@ class FusedNorm(_BatchNorm):
         """Whether the batch's own statistics are used."""
         return self.training or self.running_mean is None
 
-    def _statistics(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _statistics(self, rows: Tensor, handed: Handed | None) -> tuple[Tensor, Tensor]:
         """Return the mean and the inverse standard deviation to normalise with; the running ones follow."""
         if not self.uses_batch:
             assert self.running_mean is not None
@@ -53,7 +62,8 @@ class FusedNorm(_BatchNorm):
             return self.running_mean.to(wide), (self.running_var.to(wide) + self.eps).rsqrt()
         mean, variance = batch_moments(rows.detach())
         if self.training and self.track_running_stats:
-            self._follow(mean, variance, rows.shape[0])
+            constant = 0 if handed is None else handed.constant().detach()
+            self._follow(mean + constant, variance, rows.shape[0])
         return mean, (variance + self.eps).rsqrt()
 
     @torch.no_grad()
@@ -77,7 +87,7 @@ class FusedNorm(_BatchNorm):
         added = None if pending.added is None else as_rows(pending.added)
         basis = self.chain.readers[0].basis.to(compute_dtype(rows)) if project else None
         centre = self.chain.readers[0].mean if project and len(shape) == 2 else None  # see pcn.fusion.layers
-        norm = self.weight, self.bias, mean, inverse_std
+        norm = self.weight, pending.bias, mean, inverse_std
         with torch.set_grad_enabled(pending.differentiable):
             y, projected = norm_project(
                 rows, added, *norm, basis, centre, pending.relu_applied, emit, pending.uses_batch

@@ -39,9 +39,11 @@ class Pending:
         relu: bool = False,
         *,
         uses_batch: bool,
+        bias: Tensor | None = None,
         differentiable: bool | None = None,
     ) -> None:
         self.norm, self.rows, self.full_shape, self.statistics = norm, rows, shape, statistics
+        self.bias = norm.bias if bias is None else bias
         self.added, self.relu_applied = added, relu
         self.uses_batch = uses_batch
         self.differentiable = torch.is_grad_enabled() if differentiable is None else differentiable
@@ -68,7 +70,7 @@ class Pending:
         return torch.is_grad_enabled() == self.differentiable
 
     def _followed_by(self, added: Tensor | None, *, relu: bool) -> Pending:
-        kept: dict[str, Any] = {"uses_batch": self.uses_batch, "differentiable": self.differentiable}
+        kept: dict[str, Any] = {"uses_batch": self.uses_batch, "bias": self.bias, "differentiable": self.differentiable}
         return Pending(self.norm, self.rows, self.full_shape, self.statistics, added, relu, **kept)
 
     def for_readers(self) -> Pending | Tensor:

@@ -15,7 +15,8 @@ _state = {"on": True, "everywhere": False}
 
 def switched_on() -> bool:
     """Whether fused modules run their own code."""
-    return _state["on"] and not torch.compiler.is_exporting()
+    # torch.compile of torch 2.11 takes torch.compiler.is_exporting() for True; the flag behind it means export alone.
+    return _state["on"] and not torch.compiler._is_exporting_flag
 
 
 def fuses(x: Tensor) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pcn.fusion.norms import FusedNorm
 from pcn.layers import unwrap
 
 MOST = 0.8  # of a model's layers: blocks that hold fewer leave too much uncompiled
@@ -28,14 +29,16 @@ def compile_parts(
 ) -> Forwards:
     """Have ``torch.compile`` make forward methods for a model's blocks, or for all of it; :func:`running` uses them.
 
-    ``tuned`` finds the fastest of several configurations of every kernel. What was compiled before is forgotten: after
-    a few networks the compiler would fall back to eager.
+    A fused model is compiled as a whole: what goes from one block to the next is not computed yet. ``tuned`` finds the
+    fastest of several configurations of every kernel. What was compiled before is forgotten: after a few networks the
+    compiler would fall back to eager.
     """
     torch.compiler.reset()
     options: dict[str, Any] | None = None
     if backend == "inductor":
         options = {"unsafe_marked_cacheable_functions": CACHEABLE, **({} if tuned else UNTUNED)}
-    parts = [unwrap(model)] if whole else blocks(model) or [unwrap(model)]
+    fused = any(isinstance(module, FusedNorm) for module in unwrap(model).modules())
+    parts = [unwrap(model)] if whole or fused else blocks(model) or [unwrap(model)]
     return {
         part: torch.compile(part.forward, dynamic=False, fullgraph=True, backend=backend, options=options)
         for part in parts

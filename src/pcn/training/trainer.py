@@ -22,6 +22,7 @@ from pcn.switching import Switch
 from pcn.switching.rules import as_switch_rule
 from pcn.training.data import Again, Batch, Data
 from pcn.training.evaluation import accuracies_percent, accuracy_percent
+from pcn.training.fusing import fuse_layers_
 from pcn.training.looks import keep_spectra, look
 from pcn.training.meter import Stopwatch, peak_bytes, plus, training_bytes
 from pcn.training.optimizers import learning_rate, make_optimizer, set_learning_rate_
@@ -49,7 +50,8 @@ Record = dict[str, Any]
 class Trainer:
     """One run: it starts afresh, or where its last checkpoint left it.
 
-    ``tell`` is called with every record that goes into the metrics, ``stepped`` after every step.
+    ``compiled`` and ``fused`` make its steps faster on a GPU. ``tell`` is called with every record that goes into the
+    metrics, ``stepped`` after every step.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Trainer:
         *,
         world: World | None = None,
         compiled: bool = False,
+        fused: bool = False,
         tell: Callable[[Record], None] = lambda record: None,
         stepped: Callable[[], None] = lambda: None,
     ) -> None:
@@ -67,7 +70,7 @@ class Trainer:
         self.world = world or World(torch.device("cpu"))
         self.device = self.world.device
         self.tell, self.stepped = tell, stepped
-        self.compiled = compiled
+        self.compiled, self.fused = compiled, fused
         self._keeps = self.world.ranks.from_one(lambda: folder is not None)  # only the first process has the folder
         self.graphed = self.device.type == "cuda" and self.world.size == 1
         self.steps_per_epoch = data.steps(settings.batch)
@@ -257,6 +260,8 @@ class Trainer:
         """Make the training step, which is where compilation and capture take their time."""
         self._count_time()
         self._lay_out_()
+        if self.fused and (done := fuse_layers_(self.model, inputs)) is not None:
+            self.log("fused", **done)
         self._step = Step(
             self.wrapped,
             self.optimizer,

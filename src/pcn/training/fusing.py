@@ -1,0 +1,31 @@
+"""A network with principal component layers, made ready to train in fused passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from pcn.errors import ConfigError, TraceError
+from pcn.fusion import choose_forms, fuse_
+from pcn.fusion.switch import fuses
+from pcn.layers import unwrap
+from pcn.nn import PCModule
+from pcn.training.step import autocast
+
+
+def fuse_layers_(model: nn.Module, inputs: Tensor) -> dict[str, Any] | None:
+    """Fuse a model that has principal component layers, each in the form that is fastest here, and say what came of it.
+
+    The parent is left alone: before the switch there is nothing to project.
+    """
+    if not fuses(inputs):
+        raise ConfigError("fused passes need a CUDA device and Triton (pip install triton): train without --fuse")
+    if not any(isinstance(module, PCModule) for module in unwrap(model).modules()):
+        return None
+    with autocast(inputs.device):
+        try:
+            fusion = fuse_(model, inputs, forms=choose_forms(model, inputs))
+        except TraceError as error:
+            return {"forms": {}, "left_alone": {}, "reason": str(error)}
+    return {"forms": fusion.forms, "left_alone": fusion.left_alone, "reason": None}
