@@ -2,6 +2,7 @@
 
     python benchmarks/planner_search.py --data DIR --together 6 --time-limit 1700
     python benchmarks/planner_search.py --data DIR --arms default taylor --seeds 0 1 2
+    python benchmarks/planner_search.py --data DIR --arms promising             # those of PROMISING, in that order
     python benchmarks/planner_search.py --table                # paired differences from the first arm, from the results
 
 An arm is one line of ARMS below: a name, and what it changes in the settings of the first arm, or a switch of its own.
@@ -39,6 +40,7 @@ PARENT, TARGET, EPOCHS, SWITCH = "wide_resnet20", 1_094_154, 20, 2
 SEEDS = (0, 1, 2, 3, 4)
 NOTHING = "No trial of the search is recorded yet."
 NARROW = {"model": "peers.networks:narrow"}
+WHITENED = {"precondition": 1.0}
 ARMS: dict[str, dict[str, Any]] = {
     "default": {},
     "narrow": NARROW,
@@ -51,7 +53,20 @@ ARMS: dict[str, dict[str, Any]] = {
     "two-sided, half and half": {"params": None, "rank": "0.5", "output_rank": 0.5, "exclude": ("conv1", "fc")},
     "precondition 1/4": {"precondition": 0.25},
     "precondition 1/2": {"precondition": 0.5},
-    "precondition 1": {"precondition": 1.0},
+    "precondition 3/4": {"precondition": 0.75},
+    "precondition 1": WHITENED,
+    "precondition 1, taylor": {**WHITENED, "worth": "taylor"},
+    "precondition 1, divergence": {**WHITENED, "worth": "divergence"},
+    "precondition 1, paper's ranks": {**WHITENED, "params": None, "pcn": "wide_resnet20-pcn1"},
+    "precondition 1, response basis": {**WHITENED, "basis": "response"},
+    "precondition 1, random basis": {**WHITENED, "basis": "random"},
+    "precondition 1, two-sided, taylor": {**WHITENED, "two_sided": True, "worth": "taylor"},
+    "precondition 1, fades over 1 epoch": {**WHITENED, "fade_epochs": 1.0},
+    "precondition 1, fresh optimizer": {**WHITENED, "carry_state": False},
+    "precondition 1, decay 5e-4": {**WHITENED, "weight_decay": 5e-4},
+    "precondition 1, no decay": {**WHITENED, "carry_state": False, "weight_decay": 0.0},
+    "precondition 1, switch after 1": {**WHITENED, "switch_at": "1"},
+    "precondition 1, switch after 4": {**WHITENED, "switch_at": "4"},
     "fades over 1 epoch": {"fade_epochs": 1.0},
     "fades over 3 epochs": {"fade_epochs": 3.0},
     "response basis": {"basis": "response"},
@@ -70,6 +85,15 @@ ARMS: dict[str, dict[str, Any]] = {
     "switch after 4": {"switch_at": "4"},
     "switch after 8": {"switch_at": "8"},
 }
+PROMISING = (  # as far as small networks say
+    "precondition 1",
+    "precondition 1, taylor",
+    "precondition 1, divergence",
+    "precondition 1, fades over 1 epoch",
+    "precondition 1, decay 5e-4",
+    "precondition 1, switch after 4",
+    "precondition 3/4",
+)
 FIELDS = (
     "trainable_params",
     "total_params",
@@ -209,8 +233,14 @@ def _after_switch(runs: list[Record]) -> str:
     return f"{mean(runs, name):.2f}" if all(r[name] is not None for r in runs) else ""
 
 
+def named(arms: Sequence[str]) -> list[str]:
+    """The arms that are asked for, with the promising ones in the place of their group's name."""
+    return list(dict.fromkeys(arm for name in arms for arm in (PROMISING if name == "promising" else (name,))))
+
+
 def main() -> None:
     options = arguments().parse_args()
+    options.arms = named(options.arms)
     records = Records(options.results)
     if options.table:
         print(table(records.records))
@@ -223,7 +253,7 @@ def main() -> None:
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10's binary version")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="NAME")
+    parser.add_argument("--arms", nargs="+", choices=[*ARMS, "promising"], default=list(ARMS), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, metavar="SEED")
     parser.add_argument("--together", type=int, default=1, metavar="N", help="trials at once")
     parser.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS")

@@ -43,17 +43,17 @@ class PeerTrainer(Trainer):
         self._make = make_switch
         self.side_j: float | None = 0.0
         super().__init__(*arguments, **keywords)
-        self._watch = Laps(self.device)
+        self.watch = Laps(self.device)
 
-    def _make_switch(self) -> Any:
-        return super()._make_switch() if self._make is None else self._make(self)
+    def make_switch(self) -> Any:
+        return super().make_switch() if self._make is None else self._make(self)
 
-    def _set_up(self, *batch: torch.Tensor) -> Step:
-        step = super()._set_up(*batch)
-        self.side_j = plus(self.side_j, self._watch.taken[-1][1])
+    def set_up(self, *batch: torch.Tensor) -> Step:
+        step = super().set_up(*batch)
+        self.side_j = plus(self.side_j, self.watch.taken[-1][1])
         return step
 
-    def _switched(self, switch: Any) -> None:
-        begin = len(self._watch.taken)
-        super()._switched(switch)
-        self.side_j = plus(self.side_j, self._watch.taken[begin][1])
+    def switched(self, switch: Any) -> None:
+        begin = len(self.watch.taken)
+        super().switched(switch)
+        self.side_j = plus(self.side_j, self.watch.taken[begin][1])

@@ -79,9 +79,11 @@ def _directions(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Direct
         return Directions(vectors, vectors, values)
     covariance = stats.covariance(layer.name)
     if layer.basis == "random":
-        return directions.random(covariance, layer.rank, layer.name)
-    weight = by_group(_weight(layer, model).to(covariance), layer.groups)
-    return directions.response(covariance, weight, layer.rank)
+        found = directions.random(covariance, layer.rank, layer.name)
+    else:
+        weight = by_group(_weight(layer, model).to(covariance), layer.groups)
+        found = directions.response(covariance, weight, layer.rank)
+    return directions.uncorrelated(found, covariance) if layer.precondition else found
 
 
 def _weight(layer: LayerPlan, model: nn.Module) -> Tensor:

@@ -54,8 +54,19 @@ def output_directions(weight: Tensor, inputs: Directions, rank: int) -> Tensor:
     return eigen.full(covariance)[1][..., :rank]
 
 
+def uncorrelated(found: Directions, covariance: Tensor) -> Directions:
+    """Turn the coordinates within what they span so that no two go together, the most varying first, as PCA's do."""
+    variances, turn = eigen.full(found.along.mT @ covariance @ found.along)
+    back = found.back @ turn
+    return Directions(back if found.back is found.along else found.along @ turn, back, variances)
+
+
 def preconditioned(found: Directions, power: float) -> Directions:
-    """Bring coordinates nearer to the same variance, fully at power 1, with their total as before."""
+    """Bring uncorrelated coordinates nearer to the same variance, fully at power 1, with their total as before.
+
+    A step of gradient descent on W~ then moves the layer as if its gradient had been multiplied by C to the -power:
+    directions in which the input varies little learn as fast as the others.
+    """
     if power == 0:
         return found
     mean = found.variances.mean(-1, keepdim=True)

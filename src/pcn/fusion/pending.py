@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._guards import CompileContext
 from torch.nn import functional as F
 
 from pcn.errors import PCNError
@@ -150,7 +151,8 @@ class Pending:
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """A tensor's, for those who ask with isinstance; the compiler looks up the class's own methods by it."""
-        return Pending if torch.compiler.is_compiling() else Tensor
+        compiles = torch.compiler.is_compiling() or CompileContext.try_get() is not None  # its code, or the compiler's
+        return Pending if compiles else Tensor
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

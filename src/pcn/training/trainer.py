@@ -17,14 +17,14 @@ from pcn.errors import ConfigError
 from pcn.layers import transformable_layers
 from pcn.plan import Plan
 from pcn.statistics import Statistics
-from pcn.switching import Progress as Seen
 from pcn.switching import Switch
-from pcn.switching.rules import as_switch_rule
 from pcn.training.data import Again, Batch, Data
 from pcn.training.evaluation import accuracies_percent, accuracy_percent
 from pcn.training.fusing import fuse_layers_
-from pcn.training.looks import keep_spectra, look
+from pcn.training.keeping import Keeper
+from pcn.training.losses import Losses
 from pcn.training.meter import Stopwatch, peak_bytes, plus, training_bytes
+from pcn.training.offers import fade_steps_left, offer_after_epoch, offer_after_step
 from pcn.training.optimizers import learning_rate, make_optimizer, set_learning_rate_
 from pcn.training.progress import Progress
 from pcn.training.requests import (
@@ -39,7 +39,7 @@ from pcn.training.requests import (
 )
 from pcn.training.run_folder import RunFolder
 from pcn.training.settings import Settings
-from pcn.training.state import put_back_, take
+from pcn.training.state import put_back_
 from pcn.training.step import Step, autocast
 from pcn.training.world import World
 from pcn.untouched import untouched
@@ -71,7 +71,6 @@ class Trainer:
         self.device = self.world.device
         self.tell, self.stepped = tell, stepped
         self.compiled, self.fused = compiled, fused
-        self._keeps = self.world.ranks.from_one(lambda: folder is not None)  # only the first process has the folder
         self.graphed = self.device.type == "cuda" and self.world.size == 1
         self.steps_per_epoch = data.steps(settings.batch)
         if self.steps_per_epoch == 0:
@@ -85,14 +84,14 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, settings, graphed=self.graphed)
         self.wrapped = self.world.wrap(self.model)
         torch.manual_seed(settings.seed + 7919 * self.world.rank)  # dropout differs between processes
-        self.switch = self._make_switch()
-        self._step: Step | None = None
+        self.switch = self.make_switch()
+        self.step: Step | None = None
         self.planned_from: Statistics | None = None
         self._cost_before = count(self.model)
-        self._last_checkpoint = 0
-        self._watch = Stopwatch(self.device)
+        self.watch = Stopwatch(self.device)
+        self.losses, self.keeper = Losses(self), Keeper(self)
 
-    def _make_switch(self) -> Switch | None:
+    def make_switch(self) -> Switch | None:
         settings, rule = self.settings, parse_switch(self.settings.switch_at)
         if rule is None:
             check_no_switch(settings)
@@ -113,15 +112,15 @@ class Trainer:
     def run(self, deadline: float = math.inf) -> Record | None:
         """Train to the last epoch and return the result, or None when the deadline (as of time.time()) comes first."""
         self._check_fits()
-        self._resume()
-        if self._ended and self.folder is not None and (earlier := self.folder.result()) is not None:
+        self.keeper.resume()
+        if self.ended and self.folder is not None and (earlier := self.folder.result()) is not None:
             return earlier
-        while not self._ended:
+        while not self.ended:
             started = time.time()
             self._train_epoch()
             self._end_epoch()
-            if self._too_late(started, deadline) and not self._ended:
-                self._checkpoint()
+            if self._too_late(started, deadline) and not self.ended:
+                self.keeper.write()
                 return None
         return self._finish()
 
@@ -147,7 +146,7 @@ class Trainer:
             ) from error
 
     @property
-    def _ended(self) -> bool:
+    def ended(self) -> bool:
         progress, patience = self.progress, self.settings.patience
         out_of_patience = patience is not None and progress.epoch - progress.best_epoch >= patience
         return progress.epoch >= self.settings.epochs or out_of_patience
@@ -158,16 +157,16 @@ class Trainer:
         start = progress.step - progress.epoch * self.steps_per_epoch
         peak_bytes(self.device)
         for inputs, labels in self._batches(start):
-            step = self._step or self._set_up(inputs, labels)
+            step = self.step or self.set_up(inputs, labels)
             set_learning_rate_(self.optimizer, learning_rate(self.settings, progress.step / self.steps_per_epoch))
             step(inputs, labels)
             progress.step += 1
             self.stepped()
             if self.switch is not None:
-                self._offer_after_step(self.switch)
-            if progress.step % self.steps_per_epoch and self._checkpoint_due():
-                self._checkpoint()
-        self._count_time()
+                offer_after_step(self, self.switch)
+            if progress.step % self.steps_per_epoch and self.keeper.due:
+                self.keeper.write()
+        self.count_time()
 
     def _batches(self, start: int) -> Iterator[Batch]:
         return self.data.epoch(
@@ -182,7 +181,7 @@ class Trainer:
         progress = self.progress
         progress.epoch += 1
         peak = peak_bytes(self.device)
-        accuracy, loss = self._validate(), self._mean_loss()
+        accuracy, loss = self._validate(), self.losses.mean()
         if not math.isfinite(loss):
             raise ConfigError(f"the loss is {loss} in epoch {progress.epoch}: give a smaller learning_rate")
         self.log(
@@ -198,71 +197,23 @@ class Trainer:
         wanted = self.settings.keep_best or self.settings.patience is not None
         if wanted and accuracy > progress.best_accuracy + self.settings.min_delta:
             self._keep_best(accuracy)
-        self._offer_switch(accuracy)
-        if self._checkpoint_due() or self._ended:
-            self._checkpoint()
-
-    def _offer_switch(self, accuracy: float) -> None:
-        self._watch.lap()
-        seen = look(self)
-        if self.switch is not None:
-            epoch, batches = self.progress.epoch, self.calibration
-            plan = self.switch.after_epoch(epoch, batches, accuracy=accuracy, statistics=seen)
-            if self.switch.begun and self.switch.plan is None and self._ended:
-                self._begin_fade()  # where it begins just now
-                plan = self.switch.now(batches)  # there is no step left in which the rest could fade
-            self._follow(plan)
-        self._watch.lap()  # looking is no training
-
-    def _offer_after_step(self, switch: Switch) -> None:
-        acts = self._acts_after_step(switch)
-        if acts:
-            self._count_time()
-        self._follow(switch.after_step(self.progress.step, self.calibration))
-        if acts:
-            self._watch.lap()  # nor is switching
-
-    def _acts_after_step(self, switch: Switch) -> bool:
-        """Whether the switch begins or ends after this step: to take the time after every one would hold up a GPU."""
-        if switch.plan is not None:
-            return False
-        if switch.begun:
-            return self._fade_steps_left <= 0
-        return as_switch_rule(switch.at).due(Seen(self.progress.epoch, self.progress.step))
-
-    def _follow(self, plan: Plan | None) -> None:
-        """Go on with what an offer to switch has led to, if to anything."""
-        self._begin_fade()
-        if plan is not None:
-            self._switched(plan)
-        keep_spectra(self)
-
-    def _begin_fade(self) -> None:
-        """Write down when what the cut takes away begins to fade."""
-        progress, switch = self.progress, self.switch
-        if switch is not None and switch.begun and switch.plan is None and progress.fade_step is None:
-            progress.count_switch(self._watch.lap()[0])
-            progress.fade_step = progress.step
-            self.log("fade", seconds=progress.switch_seconds, steps=switch.fade)
-
-    @property
-    def _fade_steps_left(self) -> int:
-        begin = self.progress.fade_step
-        return 0 if self.switch is None or begin is None else begin + self.switch.fade - self.progress.step
+        offer_after_epoch(self, accuracy)
+        if self.keeper.due or self.ended:
+            self.keeper.write()
 
     def branch_(self, state: dict[str, Any]) -> None:
         """Go on from the state of another run with the same first epochs, as it was before a switch."""
         put_back_(self, state)
         self.progress.branched = True
-        self._offer_switch(self._validate())
+        offer_after_epoch(self, self._validate())
 
-    def _set_up(self, inputs: Tensor, labels: Tensor) -> Step:
+    def set_up(self, inputs: Tensor, labels: Tensor) -> Step:
         """Make the training step, which is where compilation and capture take their time."""
-        self._count_time()
+        self.count_time()
         self._lay_out_()
         if self.fused and (done := fuse_layers_(self.model, inputs)) is not None:
             self.log("fused", **done)
-        self._step = Step(
+        self.step = Step(
             self.wrapped,
             self.optimizer,
             inputs,
@@ -271,21 +222,21 @@ class Trainer:
             graphed=self.graphed,
             label_smoothing=self.settings.label_smoothing,
         )
-        self.progress.setup_seconds = plus(self.progress.setup_seconds, self._watch.lap()[0])
-        return self._step
+        self.progress.setup_seconds = plus(self.progress.setup_seconds, self.watch.lap()[0])
+        return self.step
 
     def _lay_out_(self) -> None:
         """Have the channels last in memory, which convolutions on a GPU are fastest with."""
         if self.device.type == "cuda":
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def _switched(self, plan: Plan) -> None:
+    def switched(self, plan: Plan) -> None:
         """Go on with the network that the switch has made; everything set up for the old one goes."""
         progress = self.progress
-        progress.count_switch(self._watch.lap()[0])
+        progress.count_switch(self.watch.lap()[0])
         progress.switch_epoch = progress.epoch
-        self._settle_loss()
-        self._step = None
+        self.losses.settle()
+        self.step = None
         if not self.settings.carry_state:
             self.optimizer = make_optimizer(self.model, self.settings, graphed=self.graphed)
         if self.folder is not None:
@@ -300,9 +251,9 @@ class Trainer:
             total_before=self._cost_before.total,
             total_after=cost.total,
             seconds=progress.switch_seconds,
-            fade_steps_left=self._fade_steps_left,
+            fade_steps_left=fade_steps_left(self),
         )
-        self._watch.lap()
+        self.watch.lap()
 
     def _finish(self) -> Record:
         """Read the test set, this once."""
@@ -336,64 +287,11 @@ class Trainer:
         self.progress.best_accuracy, self.progress.best_epoch = accuracy, self.progress.epoch
         self.best = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
-    def _mean_loss(self) -> float:
-        """The mean loss of the epoch that has ended."""
-        total = self._settle_loss()
-        self.progress.loss_sum = 0.0
-        return total / self.steps_per_epoch
-
-    def _settle_loss(self) -> float:
-        """Bring the losses since the last call into the sum of the epoch, the mean over the processes."""
-        taken = torch.tensor(self._take_loss(), dtype=torch.float64, device=self.device)
-        self.progress.loss_sum += float(self.world.sum(taken)) / self.world.size
-        return self.progress.loss_sum
-
-    def _take_loss(self) -> float:
-        """The sum of the losses since the last call."""
-        if self._step is None:
-            return 0.0
-        taken = float(self._step.loss_sum)
-        self._step.loss_sum.zero_()
-        return taken
-
-    def _count_time(self) -> None:
-        self.progress.count(*self._watch.lap())
+    def count_time(self) -> None:
+        self.progress.count(*self.watch.lap())
 
     def log(self, event: str, **values: Any) -> None:
         record = {"event": event, "epoch": self.progress.epoch, "step": self.progress.step, **values}
         if self.folder is not None:
             self.folder.log(record)
         self.tell(record)
-
-    def _checkpoint_due(self) -> bool:
-        return self.progress.step - self._last_checkpoint >= self.settings.checkpoint_every * self.steps_per_epoch
-
-    def _checkpoint(self) -> None:
-        self._last_checkpoint = self.progress.step
-        if not self._keeps:
-            return
-        self._count_time()
-        self._settle_loss()
-        state = take(self)
-        if self.folder is not None:
-            self.folder.checkpoints.write(self.progress.step, state)
-        self._watch.lap()
-
-    def _resume(self) -> None:
-        """Go on from the last checkpoint, if there is one."""
-        if not self._keeps:
-            return
-        if self.folder is not None:
-            self.folder.begin()
-        state, damaged = (None, []) if self.folder is None else self.folder.checkpoints.newest(self.device)
-        state = self.world.ranks.from_one(lambda: state)
-        if state is not None:
-            put_back_(self, state)
-            self._last_checkpoint = self.progress.step
-        if self.folder is not None:
-            self.folder.forget_after(self.progress.step)
-        if state is not None:
-            self.tell(
-                {"event": "resumed", "epoch": self.progress.epoch, "step": self.progress.step, "damaged": damaged}
-            )
-        self._watch.lap()

@@ -1,0 +1,54 @@
+"""A run's checkpoints: when they are due, how they are written, and how a run goes on from the last one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pcn.training.state import put_back_, take
+
+if TYPE_CHECKING:
+    from pcn.training.trainer import Trainer
+
+
+class Keeper:
+    """Writes the checkpoints of one run; only the first process has a folder, but all take part."""
+
+    def __init__(self, run: Trainer) -> None:
+        self.run, self.folder = run, run.folder
+        self.active = run.world.ranks.from_one(lambda: run.folder is not None)
+        self._last = 0  # step
+
+    @property
+    def due(self) -> bool:
+        run = self.run
+        return run.progress.step - self._last >= run.settings.checkpoint_every * run.steps_per_epoch
+
+    def write(self) -> None:
+        run = self.run
+        self._last = run.progress.step
+        if not self.active:
+            return
+        run.count_time()
+        run.losses.settle()
+        state = take(run)
+        if self.folder is not None:
+            self.folder.checkpoints.write(run.progress.step, state)
+        run.watch.lap()
+
+    def resume(self) -> None:
+        """Go on from the last checkpoint, if there is one."""
+        run, folder = self.run, self.folder
+        if not self.active:
+            return
+        if folder is not None:
+            folder.begin()
+        state, damaged = (None, []) if folder is None else folder.checkpoints.newest(run.device)
+        state = run.world.ranks.from_one(lambda: state)
+        if state is not None:
+            put_back_(run, state)
+            self._last = run.progress.step
+        if folder is not None:
+            folder.forget_after(run.progress.step)
+        if state is not None:
+            run.tell({"event": "resumed", "epoch": run.progress.epoch, "step": run.progress.step, "damaged": damaged})
+        run.watch.lap()
