@@ -307,7 +307,7 @@ def warm_kernels(setting: Setting, batch: int, stage: tuple[int, int, int]) -> I
     device = torch.device(setting.device)
     dtype = torch.bfloat16 if setting.cuda else torch.float32
     with tuning():
-        for case in cases(width, rank, batch * positions // 16, device, dtype):
+        for case in cases(width, rank, batch * positions // 16, device, dtype, positions):
             case.run()
     yield {}
 

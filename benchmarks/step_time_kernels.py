@@ -1,7 +1,11 @@
-"""Every kernel alone, at WideResNet-20-PCN1's sizes: its time, the bytes that it must move, its share of a copy."""
+"""Every kernel alone, at WideResNet-20-PCN1's sizes: its time, the bytes that it must move, its share of a copy.
+
+Beside a convolution stands the time of PyTorch's own for the same: in the forward pass that of it and of the moments.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pcn.kernels import add_moments, batch_moments, norm_project, norm_project_backward, project
+from pcn.kernels import (
+    add_moments,
+    batch_moments,
+    conv_reference,
+    narrow_conv,
+    narrow_conv_input,
+    narrow_conv_weight,
+    norm_project,
+    norm_project_backward,
+    project,
+)
+from pcn.kernels.rows import as_rows
 
 STAGES = [(64, 16, 1024), (128, 32, 256), (256, 64, 64)]  # width, rank, positions of an image
 WIDE = [(256, 64, 1024), (512, 128, 256), (1024, 256, 64)]  # the same four times as wide
@@ -20,11 +35,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an operator and how many bytes it has to move."""
+    """One call of an operator, how many bytes it has to move, and what PyTorch has for the same, if anything."""
 
     name: str
     run: Callable[[], Any]
     moved: int
+    library: Callable[[], Any] | None = None
 
 
 def copy_bandwidth(device: torch.device, size: int = 2**30) -> float:
@@ -38,7 +54,7 @@ def rows_of(device: torch.device, batch: int, stage: tuple[int, int, int], bandw
     """Time the kernels of one stage."""
     width, rank, positions = stage
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    for case in cases(width, rank, batch * positions, device, dtype):
+    for case in cases(width, rank, batch * positions, device, dtype, positions):
         taken = time_s(case.run, device)
         yield {
             "kernel": case.name,
@@ -50,10 +66,12 @@ def rows_of(device: torch.device, batch: int, stage: tuple[int, int, int], bandw
             "mib": case.moved / 2**20,
             "gb_per_s": case.moved / taken / 1e9,
             "share_of_copy": case.moved / taken / bandwidth,
-        }
+        } | ({} if case.library is None else {"library_us": time_s(case.library, device) * 1e6})
 
 
-def cases(width: int, rank: int, rows: int, device: torch.device, dtype: torch.dtype) -> list[Case]:
+def cases(
+    width: int, rank: int, rows: int, device: torch.device, dtype: torch.dtype, positions: int = 64
+) -> list[Case]:
     def make(columns: int) -> Tensor:
         return torch.randn(rows, columns, device=device, dtype=dtype)
 
@@ -89,7 +107,38 @@ def cases(width: int, rank: int, rows: int, device: torch.device, dtype: torch.d
             lambda: norm_project_backward(d_p, d_y, z, None, y, *norm, basis, True, True),
             7 * wide + narrow,
         ),
+        *convolutions(width, rank, max(1, rows // positions), math.isqrt(positions), device, dtype),
     ]
+
+
+def convolutions(width: int, rank: int, images: int, side: int, device: torch.device, dtype: torch.dtype) -> list[Case]:
+    """Those of 3 x 3 from a stage's projections to its full width."""
+
+    def make(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, dtype=dtype).permute(0, 3, 1, 2)  # channels last in memory
+
+    x, y, weight = make(images, side, side, rank), make(images, side, side, width), make(width, 3, 3, rank)
+    forth, back, same = (weight, 1, 1), (weight, side, side, 1, 1), (3, 3, 1, 1)
+    moved = (x.numel() + y.numel() + weight.numel()) * x.itemsize
+    return [
+        Case("narrow_conv", lambda: narrow_conv(x, *forth), moved, lambda: _conv_moments(x, *forth)),
+        Case(
+            "narrow_conv_weight",
+            lambda: narrow_conv_weight(x, y, *same),
+            moved,
+            lambda: conv_reference.narrow_conv_weight(x, y, *same),
+        ),
+        Case(
+            "narrow_conv_input",
+            lambda: narrow_conv_input(y, *back),
+            moved,
+            lambda: conv_reference.narrow_conv_input(y, *back),
+        ),
+    ]
+
+
+def _conv_moments(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor]:
+    return batch_moments(as_rows(torch.conv2d(x, weight, stride=stride, padding=padding)))
 
 
 def time_s(run: Callable[[], Any], device: torch.device) -> float:

@@ -93,6 +93,9 @@ BESIDE = {
     ("Switch", "fade"): "steps over which what the cut takes away fades first; needs `after_step` after each of them",
     ("Budget", "params"): "trained parameters: a number, or a fraction of what the model trains now",
     ("Budget", "flops"): "operations of linear and convolutional layers per sample, likewise",
+    ("Budget", "step_ms"): "milliseconds of a training step, forward and back, or a fraction of what it takes now",
+    ("Budget", "memory_mib"): "MiB of weights, gradients, optimizer state and activations in training, likewise",
+    ("Switch", "measured"): "costs from `pcn.measure_costs`, for a budget of time or memory",
     ("Budget", "config"): "which layers may change, and all options; layers with a rule of their own keep to it",
 }
 

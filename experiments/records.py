@@ -9,7 +9,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def provenance() -> Record:
     """Say which command, code and machine the last record came from."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": portable(["python", *sys.argv]),
         "commit": commit(),
         "hardware": {"gpu": gpu, "cpu": platform.machine(), "cpu_cores": os.cpu_count()},
         "versions": {
@@ -70,10 +70,29 @@ def provenance() -> Record:
     }
 
 
+def portable(arguments: Sequence[str]) -> str:
+    """A command line in which absolute paths are their last part alone: where folders lie is each machine's own.
+
+    >>> portable(["python", "run.py", "--data", "/home/me/cifar", "--seeds", "0"])
+    'python run.py --data cifar --seeds 0'
+    """
+    return shlex.join(Path(each).name if Path(each).is_absolute() else each for each in arguments)
+
+
 def commit() -> str | None:
-    """Name the commit: what PCN_COMMIT says, which a copy without its history needs, or this checkout's own."""
+    """Name the commit: what PCN_COMMIT says, which a copy without its history needs, or this checkout's own.
+
+    Results are no part of the code: with them alone changed, a checkout is not dirty.
+    """
     if given := os.environ.get("PCN_COMMIT"):
         return given
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    answer = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or None
+    named = _git("rev-parse", "--short=12", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)*/results/*")
+    return f"{named}-dirty" if named and changed else named or None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(
+        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    ).stdout.strip()

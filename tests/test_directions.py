@@ -43,17 +43,38 @@ def test_preconditioning_changes_the_coordinates_and_not_the_function(kind: str,
     model, x = built(kind)
     stats = pcn.analyze(model, [x])
     ends = []
-    for precondition in (0.0, 1.0):
+    for precondition in (0.0, 0.5, 1.0):
         small = copy.deepcopy(model)
         config = pcn.PCNConfig(rank=0.5, basis=basis, precondition=precondition, skip_larger=False)
         pcn.make_plan(model, stats, config).apply_(small, stats)
-        ends.append((small(x), small.fc2.weight.detach(), small.fc2.basis))
-    torch.testing.assert_close(ends[0][0], ends[1][0], rtol=1e-8, atol=1e-8)
-    assert not torch.allclose(ends[0][1], ends[1][1], rtol=1e-3)
-    variances = torch.einsum("mr,ml,lr->r", ends[1][2], stats.covariance("fc2")[0], ends[1][2])
-    kept = torch.einsum("mr,ml,lr->r", ends[0][2], stats.covariance("fc2")[0], ends[0][2])
-    torch.testing.assert_close(variances.sum(), kept.sum())  # the inputs as a whole are as large as before
-    assert variances.std() < 0.1 * kept.std()
+        along = small.fc2.basis
+        ends.append((small(x), small.fc2.weight.detach(), along.T @ stats.covariance("fc2")[0] @ along))
+    (expected, plain, before), *others = ends
+    for found, weight, covariance in others:
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+        assert not torch.allclose(weight, plain, rtol=1e-3)
+        torch.testing.assert_close(covariance.trace(), before.trace())  # the inputs as a whole are as large as before
+        torch.testing.assert_close(covariance, covariance.diag().diag(), rtol=0, atol=1e-9 * float(before.trace()))
+    spreads = [float(torch.linalg.cond(covariance)) for *_, covariance in ends]
+    assert spreads[1] == pytest.approx(spreads[0] ** 0.5, rel=0.05)
+    assert spreads[2] == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("basis", BASES)
+@pytest.mark.parametrize("power", [0.25, 1.0])
+def test_a_step_of_gradient_descent_is_preconditioned_by_the_inputs_covariance(basis: str, power: float) -> None:
+    model, x = built("dense")
+    stats = pcn.analyze(model, [x])
+    values, vectors = torch.linalg.eigh(stats.covariance("fc2")[0])
+    model(x).square().sum().backward()
+    values = values + directions.FLOOR * values.mean()
+    expected = model.fc2.weight.grad - torch.outer(model.fc2.bias.grad, stats.mean("fc2"))
+    expected = expected @ (vectors * values**-power) @ vectors.T
+    config = pcn.PCNConfig(rank=1.0, basis=basis, precondition=power, skip_larger=False)
+    plan = pcn.make_plan(model, stats, config)
+    plan.apply_(model, stats)
+    moved = model.fc2.weight.grad @ model.fc2.basis.T
+    torch.testing.assert_close(moved / moved.norm(), expected / expected.norm(), rtol=1e-6, atol=1e-9)
 
 
 @settings(max_examples=25, deadline=None)

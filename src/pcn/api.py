@@ -1,6 +1,6 @@
 """The public names: what stands here can be had from ``pcn`` itself."""
 
-from pcn.budget import Budget, fit_budget
+from pcn.budget import Budget
 from pcn.compress import compress_
 from pcn.config import (
     ExplainedVariance,
@@ -27,10 +27,12 @@ from pcn.graph import ChannelGraph, trace
 from pcn.io import load, save
 from pcn.plain import to_plain
 from pcn.plan import LayerPlan, Plan, get_plan
-from pcn.planner import Divergence, Response, Taylor
+from pcn.planner import Divergence, Measured, Response, Taylor
+from pcn.planner.measuring import measure_costs
 from pcn.planning import make_plan
 from pcn.statistics import Statistics, analyze
 from pcn.switching import AccuracySlows, AfterEpoch, AfterStep, SubspacesSettle, Switch, recalibrate_
+from pcn.within import fit_budget
 
 __all__ = [
     "AccuracySlows",
@@ -48,6 +50,7 @@ __all__ = [
     "L1Threshold",
     "LayerPlan",
     "LayerRule",
+    "Measured",
     "PCNConfig",
     "PCNError",
     "Plan",
@@ -70,6 +73,7 @@ __all__ = [
     "get_plan",
     "load",
     "make_plan",
+    "measure_costs",
     "recalibrate_",
     "save",
     "to_plain",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from pcn.budget import Budget, as_budget
+from pcn.budget import Budget, Limit, as_budget, check_reachable
 from pcn.config import PCNConfig
-from pcn.example import Batches, Forward, opened, repeatable
+from pcn.example import Batches, Forward, first_of, opened, repeatable
 from pcn.plan import Plan, check_untransformed
 from pcn.planning import make_plan
 from pcn.statistics import analyze
+from pcn.within import measure_first
 
 
 def compress_(
@@ -18,15 +19,18 @@ def compress_(
     batches: Batches,
     config: PCNConfig | Budget | None = None,
     *,
-    params: int | float | None = None,
-    flops: int | float | None = None,
+    params: Limit = None,
+    flops: Limit = None,
+    step_ms: Limit = None,
+    memory_mib: Limit = None,
     optimizer: Optimizer | None = None,
     forward: Forward | None = None,
 ) -> Plan:
     """Turn a model into its principal component network in place, and return the plan that was applied.
 
-    ``params`` and ``flops`` are a budget (:class:`pcn.Budget`, which can be given whole in place of the configuration):
-    ranks are then chosen to fit it. The optimizer, when given, goes on with the new parameters.
+    ``params``, ``flops``, ``step_ms`` and ``memory_mib`` are a budget (:class:`pcn.Budget`, which can be given whole in
+    place of the configuration): ranks are then chosen to fit it. The optimizer, when given, goes on with the new
+    parameters.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5))
@@ -35,9 +39,15 @@ def compress_(
     PCLinear(in_features=64, out_features=64, bias=True, rank=16)
     """
     check_untransformed(model)
-    wish = as_budget(config, params=params, flops=flops) or config or PCNConfig()
-    if isinstance(wish, Budget) and wish.worth.needs_batches:
-        batches = repeatable(batches)
+    measured = None
+    limits = {"params": params, "flops": flops, "step_ms": step_ms, "memory_mib": memory_mib}
+    wish = as_budget(config, **limits) or config or PCNConfig()
+    if isinstance(wish, Budget):
+        wish = wish.trained_by(optimizer)
+        check_reachable(model, wish)
+        batches = repeatable(batches) if wish.worth.needs_batches else batches
+        first, batches = first_of(batches) if wish.measures else (None, batches)
+        measured = measure_first(model, first, wish, forward=forward)
     exclude = (wish.config if isinstance(wish, Budget) else wish).exclude
     stats = analyze(model, opened(batches), forward=forward, exclude=exclude)
-    return make_plan(model, stats, wish, batches=batches).apply_(model, stats, optimizer=optimizer)
+    return make_plan(model, stats, wish, batches=batches, measured=measured).apply_(model, stats, optimizer=optimizer)

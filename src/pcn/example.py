@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pcn.errors import ConfigError
 
@@ -24,6 +25,19 @@ def opened(batches: Batches) -> Iterable[Any]:
 def repeatable(batches: Batches) -> Batches:
     """Batches that can be gone over more than once."""
     return list(batches) if isinstance(batches, Iterator) and not callable(batches) else batches
+
+
+def first_of(batches: Batches) -> tuple[Any, Batches]:
+    """The first batch, or None, and batches that still hold it.
+
+    >>> first, batches = first_of(iter("abc"))
+    >>> first, list(batches)
+    ('a', ['a', 'b', 'c'])
+    """
+    if isinstance(batches, Iterator) and not callable(batches):
+        seen = list(islice(batches, 1))
+        return next(iter(seen), None), chain(seen, batches)
+    return next(iter(opened(batches)), None), batches
 
 
 @dataclass(frozen=True)
@@ -64,6 +78,21 @@ class Example:
 
     def with_inputs(self, inputs: Any) -> Example:
         return replace(self, inputs=inputs)
+
+    def with_samples(self, count: int) -> Example:
+        """The same call with another number of samples, repeated where there are too few.
+
+        >>> Example.of(torch.ones(2, 3)).with_samples(5).inputs.shape
+        torch.Size([5, 3])
+        """
+        batch = next((leaf.shape[0] for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor) and leaf.ndim), 0)
+
+        def resized(tensor: Tensor) -> Tensor:
+            if not batch or not tensor.ndim or tensor.shape[0] != batch:
+                return tensor
+            return tensor[torch.arange(count, device=tensor.device) % batch]
+
+        return self.with_inputs(tree_map_only(Tensor, resized, self.inputs))
 
     def __str__(self) -> str:
         if self.forward is not None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from pcn.config import BasisKind, Order
 from pcn.errors import PlanError, suggest
+from pcn.usage import Expected
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,12 +138,16 @@ class Plan:
     """What every layer keeps.
 
     ``slices`` lists, for every parameter and buffer that loses channels, the indices kept along each dimension;
-    ``left_alone`` gives the reason for every other module with parameters.
+    ``left_alone`` gives the reason for every other module with parameters; ``usage`` is what a training step takes
+    before and after, where that was measured; ``forms`` remembers which form of each layer is fastest where
+    (:func:`pcn.fusion.fastest_forms`).
     """
 
     layers: dict[str, LayerPlan]
     slices: Slices = field(default_factory=dict)
     left_alone: dict[str, str] = field(default_factory=dict)
+    usage: Expected | None = None
+    forms: dict[str, dict[str, str]] = field(default_factory=dict)  # where -> layer -> form
 
     @property
     def transformed(self) -> list[LayerPlan]:
@@ -171,7 +176,8 @@ class Plan:
         if rank is not None and (type(rank) is not int or not 1 <= rank <= width):
             raise PlanError(f"{name!r} cannot have rank {rank!r}: give a whole number from 1 to {width}, or None")
         reason = "no rank asked for" if rank is None else None
-        return replace(self, layers={**self.layers, name: replace(layer, rank=rank, reason=reason, note=None)})
+        layers = {**self.layers, name: replace(layer, rank=rank, reason=reason, note=None)}
+        return replace(self, layers=layers, usage=None)
 
     def apply_(
         self,

@@ -11,8 +11,10 @@ from typing import Any
 from pcn.errors import FileError
 from pcn.layers import LAYER_TYPES
 from pcn.plan import Cut, LayerPlan, Plan
+from pcn.usage import Expected, Usage
 
 FORMAT = "pcn-plan"
+FORMS = ("fused", "factored", "folded")  # of a layer, as pcn.fusion has them
 VERSION = 1
 REQUIRED = tuple(f.name for f in dataclasses.fields(LayerPlan) if f.default is dataclasses.MISSING)
 
@@ -25,7 +27,9 @@ def dumps(plan: Plan) -> str:
         for name, dims in plan.slices.items()
     }
     head = {"format": FORMAT, "version": VERSION}
-    return json.dumps({**head, "layers": layers, "slices": slices, "left_alone": plan.left_alone})
+    forms = {"forms": plan.forms} if plan.forms else {}
+    usage = {} if plan.usage is None else {"usage": dataclasses.asdict(plan.usage)}
+    return json.dumps({**head, "layers": layers, "slices": slices, "left_alone": plan.left_alone, **usage, **forms})
 
 
 def _without_defaults(layer: LayerPlan) -> dict[str, Any]:
@@ -44,11 +48,14 @@ def loads(text: str) -> Plan:
     if data.get("version") != VERSION or type(data["version"]) is not int:
         found = reprlib.repr(data.get("version"))
         raise FileError(f"the plan has version {found}, this library reads {VERSION}; use the one that wrote it")
-    _check_keys(data, {"format", "version", "layers", "slices", "left_alone"}, "the plan")
+    required = {"format", "version", "layers", "slices", "left_alone"}
+    _check_keys(data, {*required, "usage", "forms"}, "the plan", required)
     layers = [_layer(_typed(item, dict, "a layer of the plan")) for item in _typed(data["layers"], list, "layers")]
     if len({layer.name for layer in layers}) != len(layers):
         raise FileError("the plan names a layer twice")
-    plan = Plan({layer.name: layer for layer in layers}, _slices(data["slices"]), _reasons(data["left_alone"]))
+    named = {layer.name: layer for layer in layers}
+    usage, forms = _usage(data.get("usage")), _forms(data.get("forms", {}), named)
+    plan = Plan(named, _slices(data["slices"]), _reasons(data["left_alone"]), usage, forms)
     for layer in layers:
         _check_widths(layer, plan)
     return plan
@@ -132,9 +139,30 @@ def _cut(size: Any, kept: list[Any], what: str) -> Cut:
     return Cut(size, tuple(kept))
 
 
+def _forms(data: Any, layers: dict[str, LayerPlan]) -> dict[str, dict[str, str]]:
+    for where, forms in _typed(data, dict, "forms").items():
+        for name, form in _typed(forms, dict, f"the forms for {reprlib.repr(where)}").items():
+            if name not in layers or form not in FORMS:
+                raise FileError(f"the plan gives {reprlib.repr(name)} the form {reprlib.repr(form)}: one is unknown")
+    found: dict[str, dict[str, str]] = data
+    return found
+
+
 def _reasons(data: Any) -> dict[str, str]:
     reasons: dict[str, str] = _typed(data, dict, "the plan's left_alone")
     return {name: _typed(reason, str, "a reason in the plan's left_alone") for name, reason in reasons.items()}
+
+
+def _usage(data: Any) -> Expected | None:
+    if data is None:
+        return None
+    what, amounts = "the plan's usage", {f.name for f in dataclasses.fields(Usage)}
+    _check_keys(_typed(data, dict, what), {"before", "after"}, what)
+    for side in data.values():
+        _check_keys(_typed(side, dict, what), amounts, what)
+        if not all(type(amount) is int and amount >= 0 for amount in side.values()):
+            raise FileError(f"{what} must be whole numbers from 0")
+    return Expected(Usage(**data["before"]), Usage(**data["after"]))
 
 
 def _check_widths(layer: LayerPlan, plan: Plan) -> None:

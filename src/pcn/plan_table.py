@@ -11,7 +11,7 @@ TEXTS = 3  # so many columns are texts, the others numbers
 def plan_table(plan: Plan) -> str:
     """Return the plan as an aligned table with lines of totals, then remarks and the reasons of what is left alone."""
     rows = [HEADER, *(cells(layer) for layer in plan.layers.values() if layer.changed)]
-    lines = _align(rows) if len(rows) > 1 else ["nothing changes"]
+    lines = align(rows, TEXTS) if len(rows) > 1 else ["nothing changes"]
     return "\n".join(
         [
             *lines,
@@ -35,7 +35,7 @@ def totals(plan: Plan) -> list[str]:
     if known:
         before, after = (sum(getattr(layer, side) for layer in known) for side in ("flops_before", "flops_after"))
         lines.append(_saved(before, after, "FLOPs per sample in them"))
-    return lines
+    return lines if plan.usage is None else lines + plan.usage.lines()
 
 
 def cells(layer: LayerPlan) -> tuple[str, ...]:
@@ -91,13 +91,14 @@ def _saved(before: int, after: int, what: str) -> str:
     return f"{before:,} -> {after:,} {what} ({after / max(before, 1):.1%})"
 
 
-def _align(rows: list[tuple[str, ...]]) -> list[str]:
+def align(rows: list[tuple[str, ...]], texts: int) -> list[str]:
+    """Rows as lines of one width; the first columns are texts, the others numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    texts = []
+    lines = []
     for row in rows:
         padded = [
-            cell.ljust(width) if index < TEXTS else cell.rjust(width)
+            cell.ljust(width) if index < texts else cell.rjust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        texts.append("  ".join(padded).rstrip())
-    return texts
+        lines.append("  ".join(padded).rstrip())
+    return lines

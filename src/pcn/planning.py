@@ -22,6 +22,7 @@ from pcn.statistics import Statistics
 
 if TYPE_CHECKING:
     from pcn.budget import Budget
+    from pcn.planner.measured import Measured
 
 
 def make_plan(
@@ -32,11 +33,12 @@ def make_plan(
     graph: ChannelGraph | None = None,
     example: Any = None,
     batches: Batches = (),
+    measured: Measured | None = None,
 ) -> Plan:
     """Decide what every layer keeps; nothing is changed yet.
 
     With a :class:`pcn.Budget` ranks are chosen to fit it; ``batches`` (or a function that opens them) are needed where
-    what they are worth is measured on them.
+    what they are worth is measured on them, and costs that :func:`pcn.measure_costs` has found need not be again.
 
     The graph is traced on the statistics' own example unless one is given, as an :class:`Example` or as a batch that
     :func:`pcn.analyze` would take. Without statistics (``None``) the plan is about shapes only: ranks must be numbers
@@ -46,13 +48,14 @@ def make_plan(
     config = config or PCNConfig()
     check_untransformed(model)
     if not isinstance(config, PCNConfig):
-        from pcn.budget import Budget, plan_within
+        from pcn.budget import Budget
+        from pcn.within import plan_within
 
         if not isinstance(config, Budget):
             raise ConfigError(f"config={config!r}: give a PCNConfig, or a Budget such as Budget(params=0.25)")
         if stats is None:
             raise ConfigError("a budget needs statistics: give those of pcn.analyze(model, batches)")
-        return plan_within(model, stats, config, batches=batches, graph=graph, example=example)
+        return plan_within(model, stats, config, batches=batches, graph=graph, example=example, measured=measured)
     found = list(transformable_layers(model))
     config.check_names(name for name, _, _ in found)
     if example is None:

@@ -168,6 +168,15 @@ def test_every_arm_of_the_search_can_be_set_up(tmp_path: Path) -> None:
         getattr(asked, "config", asked).check_names(names)
 
 
+def test_promising_arms_are_asked_for_as_a_group() -> None:
+    import planner_search as search
+
+    asked = search.arguments().parse_args(["--arms", "narrow", "promising", "default"]).arms
+    first, *rest = search.named(asked)
+    assert (first, rest[:-1], rest[-1]) == ("narrow", list(search.PROMISING), "default")
+    assert set(search.PROMISING) <= set(search.ARMS)
+
+
 @pytest.fixture
 def tiny_search(tiny_parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The search on a tiny network, with all arms on one seed."""

@@ -145,6 +145,22 @@ def test_the_same_rules_mean_the_same_as_in_python(capsys: pytest.CaptureFixture
     assert planned["after"]["flops_per_sample"] <= 0.81 * planned["before"]["flops_per_sample"]
 
 
+def test_a_budget_of_memory_is_shown_in_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    trained()
+    flags = ("--memory-mib", "0.6", "--batch", "8", "--optimizer", "adam")
+    planned = document(capsys, "plan", *LOOK, *flags)["plan"]["usage"]
+    before, after = (sum(n for part, n in planned[side].items() if part != "time_ns") for side in ("before", "after"))
+    assert after <= 0.6 * before
+    assert planned["after"]["optimizer_bytes"] == 2 * planned["after"]["gradients_bytes"]
+    text = shown(capsys, "plan", *LOOK, *flags)
+    for part in ("weights", "gradients", "optimizer", "activations"):
+        assert f"MiB of {part}" in text
+    text = shown(capsys, "compress", *LOOK, "--step-ms", "1.0", "--batch", "8", "--out", "small")
+    assert "ms for a step forward and back" in text
+    said = refused(capsys, "plan", *LOOK, "--memory-mib", "0.01")
+    assert "the least would be" in said
+
+
 def test_shapes_alone_are_enough_for_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--model", "wide_resnet20", "--pcn", "wide_resnet20-pcn1", "--shapes-only")
     planned = document(capsys, "plan", *flags, "--random-inputs", "2,3,32,32")

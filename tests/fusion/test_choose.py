@@ -50,3 +50,25 @@ def test_every_form_can_be_timed(name: str) -> None:
 def test_a_choice_among_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="give at least one of fused, factored, folded"):
         choose_forms(Residual(), torch.randn(IMAGES), among=[])
+
+
+def test_what_is_fastest_is_measured_once_and_remembered_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pcn
+    from pcn.fusion import fastest
+    from pcn.models.cifar_resnet import CIFARResNet
+
+    model, batch = CIFARResNet(1, 8), torch.randn(4, 3, 8, 8)
+    pcn.compress_(model, [batch], pcn.PCNConfig(rank=0.5, exclude=("conv1", "fc")))
+    found = fastest.fastest_forms(model, batch)
+    assert found
+    monkeypatch.setattr(fastest, "choose_forms", lambda *arguments: pytest.fail("measured again"))
+    assert fastest.fastest_forms(model, batch) == found
+    plan = pcn.get_plan(model)
+    assert plan is not None
+    assert list(plan.forms.values()) == [found]
+    assert next(iter(plan.forms)).endswith("float32, 4 samples")
+    assert pcn.Plan.from_json(plan.to_json()) == plan
+    with pytest.raises(pcn.PCNError, match="the form 'melted'"):
+        pcn.Plan.from_json(plan.to_json().replace('"factored"', '"melted"').replace('"folded"', '"melted"'))
+    with pytest.raises(pytest.fail.Exception):  # of another size of batch nothing is known
+        fastest.fastest_forms(model, batch[:2])

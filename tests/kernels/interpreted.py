@@ -17,17 +17,17 @@ def takes_kernels() -> bool:
 
 def run(name: str, *arguments: Any) -> Any:
     """Call an operator."""
-    from pcn.kernels import ops
+    from pcn import kernels
 
-    return getattr(ops, name)(*arguments)
+    return getattr(kernels, name)(*arguments)
 
 
 def gradients(name: str, arguments: tuple[Any, ...], coming: tuple[Tensor | None, ...]) -> list[Tensor | None]:
     """What autograd finds for the arguments that require gradients, given those of the outputs."""
-    from pcn.kernels import ops
+    from pcn import kernels
 
     given = [a.detach().requires_grad_(a.requires_grad) if isinstance(a, Tensor) else a for a in arguments]
-    outputs = getattr(ops, name)(*given)
+    outputs = getattr(kernels, name)(*given)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     pairs = [(output, gradient) for output, gradient in zip(outputs, coming, strict=True) if gradient is not None]
     wanted = [a for a in given if isinstance(a, Tensor) and a.requires_grad]
@@ -62,3 +62,35 @@ def fused_and_not() -> list[tuple[Tensor, Tensor]]:
         output.square().sum().backward()
         results.append([output.detach(), *(p.grad for p in network.parameters()), *network.buffers()])
     return list(zip(*results, strict=True))
+
+
+def convolutions(x: Tensor, weight: Tensor, d_y: Tensor, stride: int, padding: int) -> dict[str, list[list[Tensor]]]:
+    """What every launch of our kernels makes of a convolution and of its gradients."""
+    from pcn.kernels import conv_launches
+    from pcn.kernels.conv_kernel import convolve
+    from pcn.kernels.conv_reference import geometry_of
+    from pcn.kernels.conv_weight_kernel import weight_gradient
+    from pcn.kernels.launch import STOCK
+
+    geometry = geometry_of(x.shape, weight.shape, stride, padding)
+    back = conv_launches.backwards(geometry)
+    images, filters, coming = (each.permute(0, 2, 3, 1).contiguous() for each in (x, weight, d_y))
+
+    def ours(of: str) -> list[Any]:
+        launches = getattr(conv_launches, f"{of}_launches")(geometry, x.dtype)
+        return [launch for launch in launches if launch != STOCK]
+
+    def forward(launch: Any) -> list[Tensor]:
+        y, *moments = convolve(images, filters, geometry, launch, moments=True, reversed=False)
+        return [y.permute(0, 3, 1, 2), *moments]
+
+    def backward(launch: Any) -> list[Tensor]:
+        assert back is not None
+        d_x, *_ = convolve(coming, filters, back, launch, moments=False, reversed=True)
+        return [d_x.permute(0, 3, 1, 2)]
+
+    def by_weight(launch: Any) -> list[Tensor]:
+        return [weight_gradient(images, coming, geometry, launch).permute(0, 3, 1, 2)]
+
+    ways = {"forward": forward, "input": backward, "weight": by_weight}
+    return {name: [way(launch) for launch in ours(name)] for name, way in ways.items()}

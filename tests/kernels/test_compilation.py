@@ -11,13 +11,17 @@ import pytest
 
 triton = pytest.importorskip("triton")
 
-from pcn.kernels import moments_kernel, norm_backward_kernel, norm_kernel  # noqa: E402
+from pcn.kernels import conv_kernel, conv_weight_kernel, moments_kernel, norm_backward_kernel, norm_kernel  # noqa: E402
+from pcn.kernels.conv_reference import Geometry  # noqa: E402
 
 HOPPER = 90
 NUMBERS = {"count": "i64", "each": "i64", "tiles": "i64", "parts": "i32", "share": "fp32"}
 NORM = {"weight", "bias", "mean", "inverse_std", "centre"}
 SINGLE = NORM | {"held", "variance", "plain", "weighted", "d_bias", "d_weight"}
 SIZES = {"width": 64, "rank": 16, "ROWS": 32, "COLUMNS": 64, "DIRECTIONS": 16, "STAGES": 3, "PRECISION": "ieee"}
+IMAGES = Geometry(32, 32, channels=16, filters=64, kernel_height=3, kernel_width=3, stride=1, padding=1)
+TILES = {"ROWS": 64, "DEPTH": 128, "REST": 16, "BANDS": 4, "STAGES": 2, "NEAR": False, "EVEN": True}
+CONV = IMAGES._asdict() | {"out_height": 32, "out_width": 32, "weight": "*bf16"} | TILES
 KERNELS = {
     "forward": (norm_kernel._forward, {"CENTRE": True, "EMIT": True}),
     "forward in parts": (norm_kernel._forward, {"width": 300, "CENTRE": False, "EMIT": False}),
@@ -27,12 +31,37 @@ KERNELS = {
     "sums in all": (norm_backward_kernel._add_up, {"ADDED": 128, "COLUMNS": 16}),
     "moments": (moments_kernel._sums, {"ADD": True}),
     "moments in all": (moments_kernel._merge, {"MERGED": 128, "COLUMNS": 16}),
+    "convolution": (conv_kernel._forward, CONV | {"REVERSED": False}),
+    "convolution by way of L1": (conv_kernel._forward, CONV | {"REVERSED": False, "EVEN": False, "NEAR": True}),
+    "convolution back": (
+        conv_kernel._forward,
+        CONV | {"channels": 64, "filters": 16, "MOMENTS": False, "KEPT": False, "COLUMNS": 16, "DEPTH": 64},
+    ),
+    "convolution's weight": (conv_weight_kernel._sums, CONV | {"CHUNKS": 1}),
+    "convolution's weight in groups": (
+        conv_weight_kernel._sums,
+        CONV | {"channels": 64, "filters": 256, "DEPTH": 64, "CHUNKS": 3, "REST": 0},
+    ),
+    "convolution's weight in all": (conv_weight_kernel._add_up, {"ADDED": 64, "COLUMNS": 128, "width": 9216}),
 }
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_compiles_and_spills_no_registers(name: str, tmp_path: Path) -> None:
     kernel, given = KERNELS[name]
+    compiled = compile_for_hopper(kernel, given)
+    assert resources(compiled.asm["cubin"], tmp_path)["STACK"] == 0
+
+
+def test_patches_are_copied_to_the_chip_while_others_are_multiplied() -> None:
+    """By asynchronous copies: of 16 bytes, or of 8, which go by way of L1."""
+    for name, copies in {"convolution": "cp.async.cg", "convolution by way of L1": "cp.async.ca"}.items():
+        assembly = compile_for_hopper(*KERNELS[name]).asm["ptx"]
+        assert copies in assembly
+        assert "wgmma" in assembly
+
+
+def compile_for_hopper(kernel: Any, given: dict[str, Any]) -> Any:
     constants: dict[str, Any] = {}
     signature: dict[str, str] = {}
     for parameter in kernel.params:
@@ -41,13 +70,12 @@ def test_a_kernel_compiles_and_spills_no_registers(name: str, tmp_path: Path) ->
             constants[parameter.name] = given.get(parameter.name, SIZES.get(parameter.name, True))
         else:
             pointer = "*fp32" if parameter.name in SINGLE else "*bf16"
-            signature[parameter.name] = NUMBERS.get(parameter.name, pointer)
+            signature[parameter.name] = NUMBERS.get(parameter.name, given.get(parameter.name, pointer))
     aligned = [["tt.divisibility", 16]]  # as tensors are
     attributes = {(place,): aligned for place, kind in enumerate(signature.values()) if kind.startswith("*")}
     source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     target = triton.backends.compiler.GPUTarget("cuda", HOPPER, 32)
-    compiled = triton.compile(source, target=target, options={"num_warps": 4, "num_stages": 3})
-    assert resources(compiled.asm["cubin"], tmp_path)["STACK"] == 0
+    return triton.compile(source, target=target, options={"num_warps": 4, "num_stages": 3})
 
 
 def resources(cubin: bytes, folder: Path) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise, product
 
 import pytest
@@ -16,15 +17,14 @@ from pcn.planner.allocation import Room, hand_out
 from pcn.planner.options import Option, bargains, output_shares
 from small import ConvNet
 
-OPTION = st.builds(
-    Option,
-    st.integers(1, 99),
-    st.none(),
-    st.integers(1, 30),
-    st.integers(1, 30),
-    st.floats(0, 1, allow_subnormal=False),
-)
+COSTS = st.fixed_dictionaries({"params": st.integers(1, 30), "flops": st.integers(1, 30)})
+OPTION = st.builds(Option, st.integers(1, 99), st.none(), COSTS, st.floats(0, 1, allow_subnormal=False))
 OFFERS = st.lists(st.lists(OPTION, min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+def together(options: Iterable[Option]) -> dict[str, int]:
+    chosen = list(options)
+    return {unit: sum(option.costs[unit] for option in chosen) for unit in ("params", "flops")}
 
 
 @settings(max_examples=200, deadline=None)
@@ -33,33 +33,56 @@ def test_what_is_handed_out_fits_and_is_near_the_best(
     lists: list[list[Option]], params: int, flops: int | None
 ) -> None:
     offers = {str(number): options for number, options in enumerate(lists)}
-    room = Room(params, flops)
-    possible = [
-        sum(option.worth for option in choice)
-        for choice in product(*lists)
-        if room.holds(sum(o.params for o in choice), sum(o.flops for o in choice))
-    ]
+    room = Room({"params": params} | ({} if flops is None else {"flops": flops}))
+    possible = [sum(option.worth for option in choice) for choice in product(*lists) if room.holds(together(choice))]
     try:
         served = hand_out(offers, room)
     except pcn.ConfigError as error:
-        assert "too small" in str(error)
+        assert "too small" in str(error) or "all limits of the budget together" in str(error)
         assert not possible or flops is not None  # with two limits, what fits may lie between the cheapest of each
         return
     chosen = [served[name].option for name in offers]
     assert all(option in options for option, options in zip(chosen, lists, strict=True))
-    assert room.holds(sum(o.params for o in chosen), sum(o.flops for o in chosen))
+    assert room.holds(together(chosen))
     if flops is None:  # with one limit, greed on the hull is short of the best by less than one step
         step = max(high.worth - low.worth for options in lists for low in options for high in options)
         assert sum(o.worth for o in chosen) >= max(possible) - step - 1e-9
 
 
+@settings(max_examples=300, deadline=None)
+@given(OFFERS, st.integers(1, 90), st.integers(0, 30))
+def test_more_room_is_never_worth_less(lists: list[list[Option]], params: int, more: int) -> None:
+    offers = {str(number): options for number, options in enumerate(lists)}
+    try:
+        small = hand_out(offers, Room({"params": params}))
+    except pcn.ConfigError:
+        return
+    large = hand_out(offers, Room({"params": params + more}))
+    worth = [sum(each.option.worth for each in served.values()) for served in (small, large)]
+    assert worth[1] >= worth[0] - 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(OFFERS, st.integers(0, 60), st.integers(0, 30))
+def test_a_budget_that_cannot_be_met_says_what_the_least_would_be(
+    lists: list[list[Option]], params: int, others: int
+) -> None:
+    offers = {str(number): options for number, options in enumerate(lists)}
+    least = others + sum(min(option.costs["params"] for option in options) for options in lists)
+    if params >= least:
+        assert hand_out(offers, Room({"params": params}, {"params": others}))
+        return
+    with pytest.raises(pcn.ConfigError, match=f"is {least - params} parameters too small.* least would be {least} "):
+        hand_out(offers, Room({"params": params}, {"params": others}))
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(OPTION, min_size=1, max_size=8))
 def test_bargains_buy_less_and_less(options: list[Option]) -> None:
-    found = bargains(options, lambda option: option.params)
-    assert found[0].params == min(option.params for option in options)
+    found = bargains(options, lambda option: option.costs["params"])
+    assert found[0].costs["params"] == min(option.costs["params"] for option in options)
     assert found[-1].worth == max(option.worth for option in options)
-    rates = [(b.worth - a.worth) / (b.params - a.params) for a, b in pairwise(found)]
+    rates = [(b.worth - a.worth) / (b.costs["params"] - a.costs["params"]) for a, b in pairwise(found)]
     assert all(rate > 0 for rate in rates)
     assert rates == sorted(rates, reverse=True)
 
@@ -137,7 +160,7 @@ def test_every_layer_says_what_more_would_have_bought() -> None:
 
 def test_a_budget_is_refused_where_it_says_nothing_or_too_much() -> None:
     model, x = network()
-    with pytest.raises(pcn.ConfigError, match="needs params or flops"):
+    with pytest.raises(pcn.ConfigError, match="a budget needs params, flops, step_ms, memory_mib"):
         pcn.Budget()
     with pytest.raises(pcn.ConfigError, match="worth=3"):
         pcn.Budget(0.5, worth=3)
@@ -159,7 +182,9 @@ def test_a_budget_is_refused_where_it_says_nothing_or_too_much() -> None:
 
 def test_a_budget_that_no_ranks_can_meet_is_refused_before_training() -> None:
     model, x = network()
-    with pytest.raises(pcn.ConfigError, match="would be left with every layer at its lowest rank"):
+    with pytest.raises(
+        pcn.ConfigError, match="parameters too small, even with every layer at its lowest rank: the least"
+    ):
         pcn.Switch(model, None, pcn.Budget(50))
     least = 0
     for limit in range(400, 3000, 20):  # whatever passes the early check can in fact be met

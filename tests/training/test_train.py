@@ -316,3 +316,17 @@ def test_fused_steps_without_kernels_are_refused(capsys: pytest.CaptureFixture[s
     assert "need a CUDA device and Triton" in refused(
         capsys, *SMALL[1:], "--switch-at", "1", "--fuse", "--out", str(tmp_path / "run")
     )
+
+
+def test_a_budget_of_memory_is_met_or_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranked = SMALL.index("--rank")
+    flags = (*SMALL[1:ranked], *SMALL[ranked + 2 :], "--switch-at", "1", "--batch", "16")
+    assert main(["train", *flags, "--memory-mib", "0.9", "--out", str(tmp_path / "run")]) == 0
+    usage = pcn.Plan.from_json((tmp_path / "run" / "plan.json").read_text()).usage
+    assert usage is not None
+    assert usage.after.memory_bytes <= 0.9 * usage.before.memory_bytes
+    said = refused(capsys, *flags, "--memory-mib", "0.01", "--out", str(tmp_path / "other"))
+    assert "the least would be" in said
+    assert not (tmp_path / "other" / "metrics.jsonl").exists()

@@ -44,7 +44,7 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     change = _relative_change(before, _outputs(subject.model, stats.example))
     save(subject.model, arguments.out)
     screen.text(plan)
-    show_prospect(expected, screen)
+    show_prospect(expected, plan, screen)
     if change is not None:
         screen.text(f"\non the first batch, the outputs have moved by {change:.2%} of their size")
     screen.text(f"saved in {arguments.out}: pcn.load(model, {str(arguments.out)!r}), or pcn export --weights")

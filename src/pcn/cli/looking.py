@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from pcn.budget import Budget, plan_within
+from pcn.budget import Budget
 from pcn.cli.batches import add_batches, read_batches, warn_of_noise
 from pcn.cli.command import WrongUsageError
 from pcn.cli.screen import Screen
-from pcn.cli.settings_flags import LOOK, NETWORK, add_some_settings
+from pcn.cli.settings_flags import LOOK, NETWORK, STEP, add_some_settings
 from pcn.cli.subject import Subject, add_subject
 from pcn.errors import FileError, suggest
 from pcn.layers import unwrap
@@ -24,6 +24,7 @@ from pcn.planning import make_plan
 from pcn.statistics import Statistics, analyze
 from pcn.statistics.statistics import LayerShape
 from pcn.training.requests import analysis_options, pcn_config, requested
+from pcn.within import plan_within
 
 
 def add_look(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,7 @@ def add_look(parser: argparse.ArgumentParser) -> None:
 def add_network(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say what to keep."""
     add_some_settings(parser.add_argument_group("what to keep"), NETWORK)
+    add_some_settings(parser.add_argument_group("the training step that --step-ms and --memory-mib are about"), STEP)
 
 
 @dataclass(frozen=True)

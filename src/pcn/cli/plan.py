@@ -38,7 +38,7 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
         write_plan(plan, arguments.out)
     expected = prospect(subject.model, plan, example)
     screen.text(plan)
-    show_prospect(expected, screen)
+    show_prospect(expected, plan, screen)
     if arguments.out is not None:
         screen.text(f"\nplan in {arguments.out}")
     screen.result(document(plan, expected) | {"file": arguments.out and str(arguments.out)})
@@ -66,10 +66,12 @@ def write_plan(plan: Plan, path: Path) -> None:
         raise FileError(f"cannot write the plan {path}: {error.strerror or error}") from error
 
 
-def show_prospect(expected: Prospect, screen: Screen) -> None:
-    """Print what the whole model has before and after."""
+def show_prospect(expected: Prospect, plan: Plan, screen: Screen) -> None:
+    """Print what the whole model has before and after, and what a training step takes where that was measured."""
     screen.heading("The whole model")
-    rows = [(what, before, after, f"{after / max(before, 1):.1%}") for what, before, after in expected.rows()]
+    rows = [(what, f"{b:,}", f"{a:,}", f"{a / max(b, 1):.1%}") for what, b, a in expected.rows()]
+    if plan.usage is not None:
+        rows += [(what, f"{b:,.3f}", f"{a:,.3f}", f"{a / b:.1%}" if b else "") for what, b, a in plan.usage.rows()]
     screen.table(["", "before", "after", ""], rows)
     if expected.flops_reason is not None:
         screen.text(f"FLOPs are not known: {expected.flops_reason}")

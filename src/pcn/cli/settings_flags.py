@@ -9,15 +9,16 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, get_args, get_type_hints
 
 from pcn.errors import ConfigError
-from pcn.training.settings import Settings
+from pcn.training.settings import LIMITS, Settings
 
 MODEL = ("model", "model_options")
 DATA = ("data", "data_dir", "data_options", "scale", "seed", "calibration_samples")
 LOOK = ("analysis_mode", "analysis_pool", "analysis_fraction")
 NETWORK = (
-    *("pcn", "rank", "params", "flops", "worth", "two_sided", "output_rank", "keep_outputs", "layers", "exclude"),
+    *("pcn", "rank", *LIMITS, "worth", "two_sided", "output_rank", "keep_outputs", "layers", "exclude"),
     *("order", "basis", "precondition", "skip_larger", "train_basis", "keep_dropped"),
 )
+STEP = ("batch", "optimizer", "momentum")
 
 Flags = argparse._ActionsContainer  # a parser, or a group of it
 

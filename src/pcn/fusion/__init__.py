@@ -1,9 +1,10 @@
 """Running a model's batch norms, ReLUs and projections in one pass; see :func:`fuse_`."""
 
 from pcn.fusion.choose import choose_forms
+from pcn.fusion.fastest import fastest_forms
 from pcn.fusion.find import Found
 from pcn.fusion.fuse import FORMS, Fusion, fuse_, unfuse_
 from pcn.fusion.layers import Form
 from pcn.fusion.switch import plain
 
-__all__ = ["FORMS", "Form", "Found", "Fusion", "choose_forms", "fuse_", "plain", "unfuse_"]
+__all__ = ["FORMS", "Form", "Found", "Fusion", "choose_forms", "fastest_forms", "fuse_", "plain", "unfuse_"]

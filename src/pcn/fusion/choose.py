@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +18,8 @@ from pcn.fusion.fuse import FORMS, attach_, layers_with_forms, unfuse_
 from pcn.fusion.layers import Form
 from pcn.layers import layout_of, unwrap
 from pcn.nn import PCModule
+from pcn.timing import step_ns
 from pcn.untouched import untouched
-
-REPEATS = 5
 
 
 def choose_forms(model: nn.Module, example: Any, *, among: Sequence[Form] = FORMS) -> dict[str, Form]:
@@ -34,17 +34,17 @@ def choose_forms(model: nn.Module, example: Any, *, among: Sequence[Form] = FORM
     given = example if isinstance(example, Example) else Example.of(example, device=device_of(base))
     layers = layers_with_forms(base)
     search = find_chains(base, given, dict.fromkeys(layers, "fused"))
-    norm_of = {reader: chain.norm for chain in search.chains for reader in chain.readers}
+    before = {reader: base.get_submodule(chain.norm) for chain in search.chains for reader in chain.readers}
+    after = {chain.source: base.get_submodule(chain.norm) for chain in search.chains}
     inputs = _inputs(base, given, layers)
     found: dict[str, Form] = {}
     known: dict[str, Form] = {}
     for name, layer in layers.items():
         if name not in inputs:
             continue
-        sizes = f"{layer} {tuple(inputs[name].shape)} {inputs[name].dtype} {name in norm_of}"
+        sizes = f"{layer} {tuple(inputs[name].shape)} {inputs[name].dtype} {name in before} {name in after}"
         if sizes not in known:
-            norm = base.get_submodule(norm_of[name]) if name in norm_of else None
-            known[sizes] = _fastest(layer, norm, inputs[name], among)
+            known[sizes] = _fastest(_Place(before.get(name), layer, after.get(name)), inputs[name], among)
         found[name] = known[sizes]
     for chain in search.chains:  # one reader at the full width, and a projection for the others saves little
         found |= dict.fromkeys(chain.readers, found[chain.readers[0]]) if chain.readers else {}
@@ -71,64 +71,35 @@ def _inputs(model: nn.Module, example: Example, layers: dict[str, PCModule]) -> 
     return seen
 
 
-def _fastest(layer: PCModule, norm: nn.Module | None, like: Tensor, among: Sequence[Form]) -> Form:
-    """The fastest form of one layer, behind its batch norm and ReLU where it has them."""
-    forms = [form for form in among if form != "fused" or norm is not None] or ["factored"]
+@dataclass(frozen=True)
+class _Place:
+    """A layer between the batch norms, if there are any, that run in one pass with it."""
+
+    before: nn.Module | None
+    layer: PCModule
+    after: nn.Module | None
+
+    def part(self, form: Form) -> nn.Module:
+        """A small model of this place, with a ReLU in front of the layer."""
+        modules = {"layer": self.layer} if self.after is None else {"layer": self.layer, "after": self.after}
+        if self.before is not None:
+            modules = {"before": self.before, "relu": nn.ReLU(), **modules}
+        part = nn.Sequential(OrderedDict((name, copy.deepcopy(module)) for name, module in modules.items()))
+        readers = ("layer",) if form == "fused" else ()
+        chains = [Found("before", relu=True, emit=not readers, readers=readers), Found("after", source="layer")]
+        attach_(part, Search([chain for chain in chains if chain.norm in modules]), {"layer": form})
+        return part.train()
+
+
+def _fastest(place: _Place, like: Tensor, among: Sequence[Form]) -> Form:
+    """The fastest form of one layer, together with the batch norms around it."""
+    forms = [form for form in among if form != "fused" or place.before is not None] or ["factored"]
     if len(forms) == 1:
         return forms[0]
-    return min(forms, key=lambda form: time_s(_part(layer, norm, form), like))
-
-
-def _part(layer: PCModule, norm: nn.Module | None, form: Form) -> nn.Module:
-    copied = copy.deepcopy(layer)
-    if norm is None:
-        part = nn.Sequential(copied)
-        attach_(part, Search(), {"0": form})
-    else:
-        part = nn.Sequential(copy.deepcopy(norm), nn.ReLU(), copied)
-        readers = ("2",) if form == "fused" else ()
-        attach_(part, Search([Found("0", relu=True, emit=form != "fused", readers=readers)]), {"2": form})
-    return part.train()
+    return min(forms, key=lambda form: time_s(place.part(form), like))
 
 
 def time_s(part: nn.Module, like: Tensor) -> float:
-    """The shortest of a few steps forward and back on random numbers; on a GPU without the time of launching."""
+    """The shortest of a few steps forward and back on random numbers."""
     inputs = torch.randn_like(like, memory_format=layout_of(like)).requires_grad_()
-    coming = torch.randn_like(part(inputs))
-
-    def step() -> None:
-        torch.clear_autocast_cache()  # each casts its weights itself: copies of an earlier one stay with its stream
-        torch.autograd.grad(part(inputs), [inputs, *part.parameters()], coming)
-
-    if like.device.type == "cuda":
-        return _replayed_s(step)
-    step()
-    return min(_seconds(step) for _ in range(REPEATS))
-
-
-def _seconds(step: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    step()
-    return time.perf_counter() - began
-
-
-def _replayed_s(step: Callable[[], None]) -> float:
-    """The shortest of a few replays of a step."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times = []
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-        with torch.cuda.graph(graph, stream=side):
-            step()
-        for _ in range(REPEATS):
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / 1000)
-    torch.cuda.current_stream().wait_stream(side)
-    return float(min(times))
+    return step_ns(lambda: part(inputs), [inputs, *part.parameters()], like.device) / 1e9

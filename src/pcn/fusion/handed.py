@@ -21,6 +21,7 @@ class Handed:
 
     product: Tensor
     layer: FusedConv
+    moments: tuple[Tensor, Tensor] | None = None  # the product's, where they came with it
 
     def constant(self) -> Tensor:
         """What the output lacks, one number for each channel."""

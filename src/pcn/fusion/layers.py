@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from pcn.fusion.handed import Handed
 from pcn.fusion.pending import Pending
 from pcn.fusion.switch import switched_on
+from pcn.kernels import narrow_conv
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, PCModule
 from pcn.nn.functional import compute_dtype, convolve, convolve_padded, pointwise
 
@@ -103,8 +104,11 @@ class FusedConv(FusedLayer):
 
     def _from_projected(self, projected: Tensor) -> Tensor:
         if self._hands_over(projected):
-            return Handed(self._product(projected, None), self)  # type: ignore[return-value]
+            return self._handed(projected)  # type: ignore[return-value]
         return self._product(projected, self._bias(projected))
+
+    def _handed(self, projected: Tensor) -> Handed:
+        return Handed(self._product(projected, None), self)
 
     def _product(self, projected: Tensor, bias: Tensor | None) -> Tensor:
         if self.output_basis is None:
@@ -128,7 +132,16 @@ class FusedConv1d(FusedConv, PCConv1d):
 
 
 class FusedConv2d(FusedConv, PCConv2d):
-    """A fused :class:`PCConv2d`."""
+    """A fused :class:`PCConv2d`; where it hands its output over, the output's moments come with it."""
+
+    def _handed(self, projected: Tensor) -> Handed:
+        stride, pads, dilation, _, mode = self.geometry
+        sides = {side for pair in pads for side in pair}
+        plain = mode == "zeros" and len(set(stride)) == len(sides) == 1 and set(dilation) == {1}
+        if not plain or self.output_basis is not None:
+            return super()._handed(projected)
+        product, *moments = narrow_conv(projected, self.weight, stride[0], sides.pop())
+        return Handed(product, self, tuple(moments))
 
 
 class FusedConv3d(FusedConv, PCConv3d):

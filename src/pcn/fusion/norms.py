@@ -60,7 +60,8 @@ class FusedNorm(_BatchNorm):
             assert self.running_var is not None
             wide = torch.promote_types(rows.dtype, torch.float32)
             return self.running_mean.to(wide), (self.running_var.to(wide) + self.eps).rsqrt()
-        mean, variance = batch_moments(rows.detach())
+        moments = None if handed is None else handed.moments
+        mean, variance = batch_moments(rows.detach()) if moments is None else moments
         if self.training and self.track_running_stats:
             constant = 0 if handed is None else handed.constant().detach()
             self._follow(mean + constant, variance, rows.shape[0])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,15 +23,25 @@ REPEATS = 10  # of every candidate, after one that compiles
 
 @dataclass(frozen=True)
 class Launch:
-    """One way to run a kernel: rows and columns of a tile, warps of a program, stages of its loads."""
+    """One way to run a kernel: rows and columns of a tile, warps of a program, stages of its loads.
+
+    Convolutions have more to choose: how much of a patch is multiplied at once, programs of one processor, whether a
+    weight stays on the chip, and whether patches are read by way of L1.
+    """
 
     rows: int
     columns: int
     warps: int = 4
     stages: int = 2
+    depth: int = 0
+    per_processor: int = 0
+    kept: bool = False
+    near: bool = False
 
 
-Run = Callable[[Launch], object]
+STOCK = Launch(rows=0, columns=0, warps=0, stages=0)  # none of our kernels: what PyTorch has for the same
+Result = TypeVar("Result")
+Run = Callable[[Launch], Result]
 
 
 class Choices:
@@ -40,30 +51,28 @@ class Choices:
         self.found: dict[str, Launch] = {}
         self.tuning = False
 
-    def run(self, key: str, candidates: Sequence[Launch], device: torch.device, run: Run) -> None:
-        """Run a kernel in the way that is known as the fastest, or find it out first."""
+    def run(self, key: str, candidates: Sequence[Launch], device: torch.device, run: Run[Result]) -> Result:
+        """Run a kernel in the way that is known as the fastest, or find it out first; return what it returns."""
         if device.type != "cuda":  # in Triton's interpreter
-            run(candidates[0])
-            return
+            return run(next((launch for launch in candidates if launch != STOCK), STOCK))
         with torch.cuda.device(device):  # where Triton launches
             key = f"{torch.cuda.get_device_name(device)} {key}"
             if self.tuning and key not in self.found and not torch.cuda.is_current_stream_capturing():
                 self.found[key] = min(candidates, key=lambda launch: _time_ms(run, launch))
-            self.launch(key, candidates[0], run)
+            return self.launch(key, candidates[0], run)
 
-    def launch(self, key: str, usual: Launch, run: Run) -> None:
+    def launch(self, key: str, usual: Launch, run: Run[Result]) -> Result:
         """Run the launch that was found, or the usual one: also where the device has too little for what was found."""
         found = self.found.get(key, usual)
         if found == usual:
-            run(usual)
-            return
+            return run(usual)
         from triton.runtime.errors import OutOfResources
 
         try:
-            run(found)
+            return run(found)
         except OutOfResources:
             self.found[key] = usual
-            run(usual)
+            return run(usual)
 
     def save(self, path: Path) -> None:
         text = json.dumps({key: asdict(launch) for key, launch in self.found.items()}, indent=1) + "\n"
@@ -92,7 +101,7 @@ def tuning(path: Path | None = None) -> Iterator[None]:
             CHOICES.save(path)
 
 
-def _time_ms(run: Run, launch: Launch) -> float:
+def _time_ms(run: Run[Any], launch: Launch) -> float:
     """How long one launch takes; infinitely long when the device has too little of something for it."""
     from triton.runtime.errors import OutOfResources
 

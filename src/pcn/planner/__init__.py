@@ -1,8 +1,19 @@
 """Choosing ranks for a budget: what each is worth, what it costs, and who gets the next one."""
 
 from pcn.planner.divergence import Divergence, prediction_divergence
+from pcn.planner.measured import LayerUsage, Measured
 from pcn.planner.response import Response
 from pcn.planner.taylor import Taylor, predicted_loss
 from pcn.planner.values import Values, Worth
 
-__all__ = ["Divergence", "Response", "Taylor", "Values", "Worth", "predicted_loss", "prediction_divergence"]
+__all__ = [
+    "Divergence",
+    "LayerUsage",
+    "Measured",
+    "Response",
+    "Taylor",
+    "Values",
+    "Worth",
+    "predicted_loss",
+    "prediction_divergence",
+]

@@ -3,29 +3,54 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from pcn.errors import ConfigError
-from pcn.planner.options import Option, Price, bargains, rate
+from pcn.planner.options import Option, bargains, rate
+from pcn.planner.prices import added, taken_off
+from pcn.planner.units import Costs, amounts
 
 Offers = Mapping[str, list[Option]]
+_Bid = tuple[float, str, Option]  # what it does not buy per price, and for which layer: one bid each
+LEAST = "even with every layer at its lowest rank: the least would be"
 
 
 @dataclass(frozen=True)
 class Room:
-    """What may be spent; None where there is no limit."""
+    """What the whole model may cost, in every unit that is limited, and what all that is not on offer takes of it."""
 
-    params: int | None
-    flops: int | None
+    limits: Costs
+    others: Costs = field(default_factory=dict)
 
     def price(self, option: Option) -> float:
         """The share of what there is that an option takes, limits added up."""
-        limits = ((option.params, self.params), (option.flops, self.flops))
-        return sum(cost / max(limit, 1) for cost, limit in limits if limit is not None)
+        return sum(option.costs[unit] / max(left, 1) for unit, left in self.left.items())
 
-    def holds(self, params: int, flops: int) -> bool:
-        return (self.params is None or params <= self.params) and (self.flops is None or flops <= self.flops)
+    def holds(self, costs: Costs) -> bool:
+        """Whether so much fits beside the others."""
+        return all(costs[unit] <= left for unit, left in self.left.items())
+
+    @cached_property
+    def left(self) -> Costs:
+        """What there is for the offers."""
+        return {unit: limit - self.others.get(unit, 0) for unit, limit in self.limits.items()}
+
+    def check_reachable(self, offers: Offers) -> None:
+        """Raise when not even the cheapest of every offer fits, counted for each limit by itself."""
+        self.check_holds(
+            {unit: sum(min(o.costs[unit] for o in options) for options in offers.values()) for unit in self.limits}
+        )
+
+    def check_holds(self, costs: Costs) -> None:
+        """Raise when so much, the least that could be had, does not fit."""
+        least = {unit: costs[unit] + self.others.get(unit, 0) for unit in self.limits}
+        short = {unit: amount - self.limits[unit] for unit, amount in least.items() if amount > self.limits[unit]}
+        if short:
+            raise ConfigError(
+                f"the budget is {amounts(short)} too small, {LEAST} {amounts({unit: least[unit] for unit in short})}"
+            )
 
 
 @dataclass(frozen=True)
@@ -38,19 +63,21 @@ class Served:
 
 
 def hand_out(offers: Offers, room: Room) -> dict[str, Served]:
-    """Choose an option for every layer so that together they fit and are worth most, as far as greed finds it."""
-    ladders = {name: bargains(options, room.price) for name, options in offers.items()}
+    """Choose an option for every layer so that together they fit and are worth most, as far as greed finds it.
+
+    Whichever option buys most for its price, among all that still fit, is taken next. With one limit, more room is
+    never worth less.
+    """
     chosen = _start(offers, room)
-    above = {name: [o for o in ladders[name] if o.worth > option.worth] for name, option in chosen.options.items()}
-    ladders = {name: [chosen.options[name], *options] for name, options in above.items()}
-    queue = [_bid(name, ladder, 1, room) for name, ladder in ladders.items() if len(ladder) > 1]
-    heapq.heapify(queue)
+    ladders = {name: bargains(options, room.price) for name, options in offers.items()}
+    queue: list[_Bid] = []
+    for name in offers:
+        _push(queue, _bid(name, chosen, offers[name], ladders[name]))
     while queue:
-        _, name, number = heapq.heappop(queue)
-        if chosen.take(name, ladders[name][number]) and number + 1 < len(ladders[name]):
-            heapq.heappush(queue, _bid(name, ladders[name], number + 1, room))
-    while _take_one_more(chosen, offers):
-        pass
+        _, name, option = heapq.heappop(queue)
+        # What is left only shrinks: a bid that fits no more gives way to that layer's best one that does.
+        chosen.take(name, option)
+        _push(queue, _bid(name, chosen, offers[name], ladders[name]))
     return {
         name: Served(option, _following(option, ladders[name]), len(offers[name]))
         for name, option in chosen.options.items()
@@ -59,14 +86,19 @@ def hand_out(offers: Offers, room: Room) -> dict[str, Served]:
 
 def _start(offers: Offers, room: Room) -> _Chosen:
     """The cheapest option of every layer, by all limits together or, if those do not fit, by one of them."""
-    orders: tuple[Price, ...] = (room.price, lambda option: option.params, lambda option: option.flops)
+    room.check_reachable(offers)
     starts = []
+    orders: list[Callable[[Option], float]] = [room.price]
+    orders += [lambda option, unit=unit: option.costs[unit] for unit in room.limits]  # type: ignore[misc]
     for cost in orders:
         least = {name: min(options, key=lambda o: (cost(o), -o.worth)) for name, options in offers.items()}
         starts.append(_Chosen(least, room))
-    fitting = [start for start in starts if room.holds(start.params, start.flops)]
+    fitting = [start for start in starts if room.holds(start.costs)]
     if not fitting:
-        raise ConfigError(_too_small(room, starts[0]))
+        raise ConfigError(
+            "no ranks were found that meet all limits of the budget together: the lowest take "
+            f"{amounts(starts[0].costs)}, where there are {amounts(room.left)} for them"
+        )
     return fitting[0]
 
 
@@ -75,42 +107,36 @@ class _Chosen:
 
     def __init__(self, options: dict[str, Option], room: Room) -> None:
         self.options, self.room = options, room
-        self.params = sum(option.params for option in options.values())
-        self.flops = sum(option.flops for option in options.values())
+        self.costs = added(dict.fromkeys(room.limits, 0), *(option.costs for option in options.values()))
 
-    def take(self, name: str, option: Option) -> bool:
+    def fits(self, name: str, option: Option) -> bool:
+        """Whether there is room for another option of a layer."""
+        return self.room.holds(self._with(name, option))
+
+    def take(self, name: str, option: Option) -> None:
         """Choose another option for a layer, if that fits."""
-        old = self.options[name]
-        params, flops = self.params + option.params - old.params, self.flops + option.flops - old.flops
-        if not self.room.holds(params, flops):
-            return False
-        self.options[name], self.params, self.flops = option, params, flops
-        return True
+        if self.fits(name, option):
+            self.costs, self.options[name] = self._with(name, option), option
+
+    def _with(self, name: str, option: Option) -> Costs:
+        return taken_off(added(self.costs, option.costs), self.options[name].costs)
 
 
-def _bid(name: str, ladder: list[Option], number: int, room: Room) -> tuple[float, str, int]:
-    return -rate(ladder[number - 1], ladder[number], room.price), name, number
+def _bid(name: str, chosen: _Chosen, options: list[Option], ladder: list[Option]) -> _Bid | None:
+    """The option of a layer that buys most for its price among those that fit; None when none is better."""
+    now, price = chosen.options[name], chosen.room.price
+    best = _following(now, ladder)
+    on_ladder = any(now is rung for rung in ladder)
+    if best is None or not on_ladder or not chosen.fits(name, best):  # otherwise no option between buys more
+        better = [option for option in options if option.worth > now.worth and chosen.fits(name, option)]
+        best = max(better, key=lambda option: rate(now, option, price), default=None)
+    return None if best is None else (-rate(now, best, price), name, best)
 
 
-def _take_one_more(chosen: _Chosen, offers: Offers) -> bool:
-    """Spend what is left on the best option between two bargains; False when nothing better fits."""
-    better = [
-        (-rate(chosen.options[name], option, chosen.room.price), name, number)
-        for name, options in offers.items()
-        for number, option in enumerate(options)
-        if option.worth > chosen.options[name].worth
-    ]
-    return any(chosen.take(name, offers[name][number]) for _, name, number in sorted(better))
+def _push(queue: list[_Bid], bid: _Bid | None) -> None:
+    if bid is not None:
+        heapq.heappush(queue, bid)
 
 
 def _following(option: Option, ladder: list[Option]) -> Option | None:
     return next((other for other in ladder if other.worth > option.worth), None)
-
-
-def _too_small(room: Room, chosen: _Chosen) -> str:
-    short = []
-    if room.params is not None and chosen.params > room.params:
-        short.append(f"{chosen.params - room.params:,} parameters")
-    if room.flops is not None and chosen.flops > room.flops:
-        short.append(f"{chosen.flops - room.flops:,} FLOPs")
-    return f"the budget is {' and '.join(short)} too small, even with every layer at its lowest rank"

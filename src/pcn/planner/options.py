@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from pcn.plan import LayerPlan
+from pcn.planner.prices import Prices
+from pcn.planner.units import UNITS, Costs
 
 Price = Callable[["Option"], float]
 POINTS = 16  # ranks at which the share of outputs is worked out, an eigenproblem each
@@ -16,32 +18,45 @@ POINTS = 16  # ranks at which the share of outputs is worked out, an eigenproble
 
 @dataclass(frozen=True)
 class Option:
-    """One form of a layer: ranks (None: that side stays), trained parameters, FLOPs per sample, and worth."""
+    """One form of a layer: ranks (None: that side stays), what it costs in every unit of the budget, and its worth."""
 
     rank: int | None
     output_rank: int | None
-    params: int
-    flops: int
-    worth: float
+    costs: Costs
+    worth: float = 0.0
 
 
-def forms(layer: LayerPlan, worth: Tensor, step: int, shares: Tensor | None, *, only_smaller: bool) -> Iterator[Option]:
+def forms(layer: LayerPlan, step: int, prices: Prices, *, two_sided: bool, only_smaller: bool) -> Iterator[Option]:
     """Yield the layer as it is, and its forms in steps of rank; with ``only_smaller`` none that is larger or slower.
 
-    ``worth[r]`` is what r directions are worth; ``shares[r, s]`` the share of that which s trained outputs keep.
+    A form that takes more time, or memory, than the layer takes now is none where that was measured for a budget of it.
     """
-    # Where there is room for all of a layer it stays: directions that no sample showed may matter yet.
-    whole = float(worth[-1]) * (1 + 1e-9) + 1e-12
-    yield Option(None, None, layer.trainable_before, layer.flops_before or 0, whole)
+    whole = prices.before(layer)
+    yield Option(None, None, whole)
     width, outputs = layer.in_features // layer.groups, layer.out_features // layer.groups
-    for rank in _steps(min(width, len(worth) - 1), step):
-        for trained in (None, *(_steps(outputs - 1, step) if shares is not None else ())):
+    for rank in _steps(width, step):
+        for trained in (None, *(_steps(outputs - 1, step) if two_sided else ())):
             planned = replace(layer, rank=rank, output_rank=trained)
             slower = (planned.flops_after or 0) > (layer.flops_before or 0)
             if only_smaller and (slower or planned.stored_after >= layer.trainable_before):
                 continue
-            kept = 1.0 if shares is None or trained is None else float(shares[min(rank, len(shares) - 1), trained])
-            yield Option(rank, trained, planned.trainable_after, planned.flops_after or 0, float(worth[rank]) * kept)
+            costs = prices.after(planned)
+            if not any(UNITS[unit].measured and costs[unit] > whole[unit] for unit in costs):
+                yield Option(rank, trained, costs)
+
+
+def valued(option: Option, worth: Tensor, shares: Tensor | None) -> Option:
+    """Say what an option is worth.
+
+    ``worth[r]`` is what r directions are worth; ``shares[r, s]`` the share of that which s trained outputs keep.
+    """
+    if option.rank is None:
+        # Where there is room for all of a layer it stays: directions that no sample showed may matter yet.
+        return replace(option, worth=float(worth[-1]) * (1 + 1e-9) + 1e-12)
+    kept = 1.0
+    if shares is not None and option.output_rank is not None:
+        kept = float(shares[min(option.rank, len(shares) - 1), option.output_rank])
+    return replace(option, worth=float(worth[option.rank]) * kept)
 
 
 def _steps(most: int, step: int) -> Sequence[int]:
@@ -73,8 +88,8 @@ def output_shares(weight: Tensor, variances: Tensor, vectors: Tensor, step: int)
 def bargains(options: Sequence[Option], price: Price) -> list[Option]:
     """Return the options that no mixture of others beats, cheapest first: each step buys less per price than the last.
 
-    >>> plain = [Option(r, None, r, 0, w) for r, w in ((1, 0.1), (2, 0.15), (3, 0.6), (4, 0.7))]
-    >>> [option.rank for option in bargains(plain, lambda option: option.params)]
+    >>> plain = [Option(r, None, {"params": r}, w) for r, w in ((1, 0.1), (2, 0.15), (3, 0.6), (4, 0.7))]
+    >>> [option.rank for option in bargains(plain, lambda option: option.costs["params"])]
     [1, 3, 4]
     """
     hull: list[Option] = []

@@ -18,6 +18,7 @@ from pcn.errors import ConfigError, PlanError
 from pcn.example import Batches, Forward, opened, repeatable
 from pcn.layers import transformable_layers, unwrap
 from pcn.plan import Plan, check_untransformed, get_plan
+from pcn.planner import Measured
 from pcn.planning import make_plan
 from pcn.statistics import Statistics, analyze
 from pcn.switching.batch_norm import recalibrate_
@@ -51,7 +52,9 @@ class Switch:
     effective dimension of every layer after every epoch up to the switch. With ``fade``, what the cut takes away fades
     over so many steps first, and :meth:`after_step` is called after every one of them.
     ``group`` are the processes that train together, by default those of a model in DistributedDataParallel: all of
-    them make the same calls, each with its own batches. ``analysis`` are further arguments of :func:`pcn.analyze`.
+    them make the same calls, each with its own batches. ``measured`` are costs that :func:`pcn.measure_costs` found:
+    a budget of time or memory that cannot be met is then refused at once. ``analysis`` are further arguments of
+    :func:`pcn.analyze`.
 
     >>> model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     >>> switch = Switch(model, None, PCNConfig(rank=16), at=2)  # give your optimizer in place of None
@@ -72,6 +75,7 @@ class Switch:
     fade: int = 0
     log: object | None = None
     group: ProcessGroup | None = None
+    measured: Measured | None = None
     analysis: Mapping[str, Any] = field(default_factory=dict)
     plan: Plan | None = field(default=None, init=False)
     statistics: Statistics | None = field(default=None, init=False, repr=False)
@@ -81,12 +85,14 @@ class Switch:
     def __post_init__(self) -> None:
         self._rule = as_switch_rule(self.at)
         self._wish = as_budget(self.config, params=self.params) or self.config or PCNConfig()
+        if isinstance(self._wish, Budget):
+            self._wish = self._wish.trained_by(self.optimizer)
         self._engine = Engine(self.model, self.optimizer, self.ema, self.group)
         self.plan = get_plan(self.model)  # a resumed run may have switched already
         if self.plan is None:
             self.options.check_names(name for name, _, _ in transformable_layers(unwrap(self.model)))
             if isinstance(self._wish, Budget):
-                check_reachable(self.model, self._wish)
+                check_reachable(self.model, self._wish, self.measured)
         if isinstance(self.fade, bool) or not isinstance(self.fade, int) or self.fade < 0:
             raise ConfigError(f"fade={self.fade!r}: give a number of steps, or 0 to cut at once")
 
@@ -231,7 +237,7 @@ class Switch:
             recalibrate_(self.model, ranks.together(lambda: opened(batches)), self.forward, group=ranks.group)
 
     def _make(self, stats: Statistics, batches: Batches) -> tuple[Plan, Bases]:
-        plan = make_plan(self.model, stats, self._wish, batches=batches)
+        plan = make_plan(self.model, stats, self._wish, batches=batches, measured=self.measured)
         if not plan.transformed:
             reasons = sorted({layer.reason for layer in plan.layers.values() if layer.reason})
             warnings.warn(f"the switch changes no layer: {'; '.join(reasons) or 'there is none'}", stacklevel=2)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pcn.errors import ConfigError, TraceError
-from pcn.fusion import choose_forms, fuse_
+from pcn.fusion import fastest_forms, fuse_
 from pcn.fusion.switch import fuses
 from pcn.layers import unwrap
 from pcn.nn import PCModule
@@ -25,7 +25,7 @@ def fuse_layers_(model: nn.Module, inputs: Tensor) -> dict[str, Any] | None:
         return None
     with autocast(inputs.device):
         try:
-            fusion = fuse_(model, inputs, forms=choose_forms(model, inputs))
+            fusion = fuse_(model, inputs, forms=fastest_forms(model, inputs))
         except TraceError as error:
             return {"forms": {}, "left_alone": {}, "reason": str(error)}
     return {"forms": fusion.forms, "left_alone": fusion.left_alone, "reason": None}

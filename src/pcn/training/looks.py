@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pcn.budget import Budget
 from pcn.config import PCNConfig
 from pcn.errors import PCNError
+from pcn.planner import Measured
 from pcn.report.spectra import spectra_of
 from pcn.statistics import Statistics, analyze
 from pcn.switching.dimensions import dimension_rule, effective_dimensions
 from pcn.training.requests import analysis_options, rank_text
+from pcn.training.step import autocast
+from pcn.within import measure_first
 
 if TYPE_CHECKING:
     from pcn.training.trainer import Trainer
@@ -46,6 +50,19 @@ def keep_spectra(run: Trainer) -> None:
         if switch.statistics is not None:
             plan = switch.planned
             run.folder.write_spectra(spectra_of(switch.statistics, plan, run.progress.epoch))
+
+
+def step_costs(run: Trainer, wish: PCNConfig | Budget) -> Measured | None:
+    """Measure what a step of each process takes, where a budget asks; one that cannot be met is refused at once."""
+    if not isinstance(wish, Budget) or not wish.measures:
+        return None
+    own = replace(wish, batch=-(-run.settings.batch // run.world.size))
+
+    def measure() -> Measured | None:
+        with autocast(run.device):
+            return measure_first(run.model, next(iter(run.calibration()), None), own)
+
+    return run.world.ranks.from_one(measure)
 
 
 def _measured(run: Trainer) -> Statistics:

@@ -11,13 +11,13 @@ from typing import Any, cast
 from torch import nn
 
 from pcn import models
-from pcn.budget import Budget
+from pcn.budget import Budget, as_budget
 from pcn.config import BasisKind, ExplainedVariance, LayerRule, Order, PCNConfig, Rank, Threshold
 from pcn.errors import ConfigError
 from pcn.planner import Divergence, Response, Taylor, Worth, prediction_divergence
 from pcn.switching import AccuracySlows, AfterEpoch, AfterStep, SubspacesSettle, SwitchRule
 from pcn.training.named_models import build_named
-from pcn.training.settings import Settings
+from pcn.training.settings import LIMITS, Settings
 
 
 def build_model(settings: Settings) -> nn.Module:
@@ -50,15 +50,28 @@ def pcn_config(settings: Settings) -> PCNConfig:
 def requested(settings: Settings) -> PCNConfig | Budget:
     """What the switch is to make of the model: a configuration, or a budget around one."""
     config = pcn_config(settings)
-    if settings.params is None and settings.flops is None:
+    budget = as_budget(config, **{name: count_or_fraction(getattr(settings, name)) for name in LIMITS})
+    if budget is None:
         return config
     worths: dict[str, Worth] = {
         "response": Response(),
         "taylor": Taylor(),
         "divergence": Divergence(prediction_divergence),
     }
-    limits = count_or_fraction(settings.params), count_or_fraction(settings.flops)
-    return Budget(*limits, worth=worths[settings.worth], two_sided=settings.two_sided, config=config)
+    return replace(
+        budget,
+        worth=worths[settings.worth],
+        two_sided=settings.two_sided,
+        batch=settings.batch,
+        optimizer=optimizer_kind(settings),
+    )
+
+
+def optimizer_kind(settings: Settings) -> str:
+    """What the optimizer keeps, by the names of a budget."""
+    if settings.optimizer == "sgd":
+        return "momentum" if settings.momentum else "sgd"
+    return "adam"
 
 
 def _own_config(settings: Settings) -> PCNConfig:
@@ -86,7 +99,7 @@ def _layer_rule(name: str, rule: object) -> LayerRule:
 
 def analysis_options(settings: Settings, config: PCNConfig) -> dict[str, Any]:
     """How the layers' inputs are measured; only those are that could be transformed."""
-    everywhere = config.rank is not None or settings.params is not None or settings.flops is not None
+    everywhere = config.rank is not None or settings.has_budget
     return {
         "layers": None if everywhere else list(config.layers),
         "eval_mode": settings.analysis_mode == "eval",
@@ -119,7 +132,7 @@ def check_in_time(settings: Settings, rule: SwitchRule, steps_per_epoch: int) ->
 
 def check_no_switch(settings: Settings) -> None:
     """Raise when a network is asked for that would never come."""
-    for name in ("pcn", "rank", "params", "flops", "output_rank", "keep_outputs", "layers", "exclude"):
+    for name in ("pcn", "rank", *LIMITS, "output_rank", "keep_outputs", "layers", "exclude"):
         if getattr(settings, name):
             raise ConfigError(f"{name}={getattr(settings, name)!r}, but switch_at is 'never': say when, as in 15")
 

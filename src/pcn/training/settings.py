@@ -19,6 +19,7 @@ SCHEDULES = ("constant", "drops", "cosine")
 AUGMENT = ("none", "crop-flip", "resized-crop", "resized-crop-colour")
 SCALES = ("unit", "standardise", "centre")
 MODES = ("eval", "train")
+LIMITS = ("params", "flops", "step_ms", "memory_mib")
 WORTHS = ("response", "taylor", "divergence")
 
 
@@ -67,6 +68,12 @@ class Settings:
     rank: str | None = option(None, 'a number, a fraction of the width, "variance > 0.1", or "95%" of the variance')
     params: float | None = option(None, "a budget of trainable parameters: a number, or a fraction of the model's")
     flops: float | None = option(None, "a budget of operations per sample: a number, or a fraction of the model's")
+    step_ms: float | None = option(
+        None, "a budget of a training step's time, forward and back, measured: milliseconds, or a fraction of today's"
+    )
+    memory_mib: float | None = option(
+        None, "a budget of a training step's memory, activations included: MiB, or a fraction of today's"
+    )
     worth: str = option("response", "by what a budget compares directions of different layers", choices=WORTHS)
     two_sided: bool = option(False, "have a budget choose how many outputs of each layer are trained as well")
     output_rank: float | None = option(None, "outputs of every layer that are trained: a number, or a fraction")
@@ -119,11 +126,16 @@ class Settings:
             raise ConfigError(f"decoupled_decay with optimizer={self.optimizer!r}: it is for sgd; adamw has it")
         if self.analysis_fraction is not None and not 0 < self.analysis_fraction <= 1:
             raise ConfigError(f"analysis_fraction={self.analysis_fraction!r}: give a number above 0 and at most 1")
-        if self.rank is not None and (self.params is not None or self.flops is not None):
+        if self.rank is not None and self.has_budget:
             raise ConfigError("rank and a budget are both given: a budget chooses the ranks itself")
-        if self.params is None and self.flops is None and (self.two_sided or self.worth != WORTHS[0]):
+        if not self.has_budget and (self.two_sided or self.worth != WORTHS[0]):
             given = "two_sided" if self.two_sided else f"worth={self.worth!r}"
             raise ConfigError(f"{given} without a budget: give params or flops too, or leave it out")
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether ranks are chosen to fit one."""
+        return any(getattr(self, name) is not None for name in LIMITS)
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Settings:

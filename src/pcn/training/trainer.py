@@ -22,6 +22,7 @@ from pcn.training.data import Again, Batch, Data
 from pcn.training.evaluation import accuracies_percent, accuracy_percent
 from pcn.training.fusing import fuse_layers_
 from pcn.training.keeping import Keeper
+from pcn.training.looks import step_costs
 from pcn.training.losses import Losses
 from pcn.training.meter import Stopwatch, peak_bytes, plus, training_bytes
 from pcn.training.offers import fade_steps_left, offer_after_epoch, offer_after_step
@@ -106,6 +107,7 @@ class Trainer:
             at=rule,
             recalibrate=settings.recalibrate,
             fade=fade_steps(settings, self.steps_per_epoch),
+            measured=step_costs(self, wish),
             analysis=analysis_options(settings, config),
         )
 

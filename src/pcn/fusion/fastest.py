@@ -1,0 +1,42 @@
+"""The fastest form of every layer, found once and then remembered in the model's plan."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from pcn.example import Example, device_of
+from pcn.fusion.choose import choose_forms
+from pcn.fusion.layers import Form
+from pcn.layers import unwrap
+from pcn.plan import get_plan, set_plan_
+
+
+def fastest_forms(model: nn.Module, example: Any) -> dict[str, Form]:
+    """Return what :func:`choose_forms` finds; a model that carries a plan keeps it there, and is not measured again.
+
+    What is fastest depends on the device, the dtype and the size of the batch, so each of these is measured for itself.
+    """
+    base = unwrap(model)
+    given = example if isinstance(example, Example) else Example.of(example, device=device_of(base))
+    plan, where = get_plan(base), _where(base, given)
+    if plan is not None and where in plan.forms:
+        return cast(dict[str, Form], dict(plan.forms[where]))
+    found = choose_forms(base, given)
+    if plan is not None:
+        set_plan_(base, replace(plan, forms={**plan.forms, where: dict[str, str](found)}))
+    return found
+
+
+def _where(model: nn.Module, example: Example) -> str:
+    device = device_of(model) or torch.device("cpu")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    first = next(value for value in tree_leaves(example.inputs) if isinstance(value, Tensor))
+    casts = torch.is_autocast_enabled(device.type)
+    dtype = torch.get_autocast_dtype(device.type) if casts else first.dtype
+    return f"{name}, {str(dtype).removeprefix('torch.')}, {len(first)} samples"

@@ -1,0 +1,161 @@
+"""A convolution of few channels, and the moments of what comes out while it is still on the chip."""
+
+# A kernel's arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pcn.kernels.conv_launches import chunks, share
+from pcn.kernels.conv_patches import corners, patches
+from pcn.kernels.conv_reference import Geometry
+from pcn.kernels.launch import Launch
+from pcn.kernels.moments_kernel import MERGED, _merge
+from pcn.kernels.tiles import multiply, offset_of, precision
+
+
+def convolve(
+    images: Tensor, weight: Tensor, geometry: Geometry, launch: Launch, *, moments: bool, reversed: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the convolution, and the moments of its channels (empty unless wanted); channels are last in all three.
+
+    Reversed, the weight is one whose gradient of the images is convolved: filters and channels have changed places.
+    """
+    filters = geometry.filters
+    y = images.new_empty(len(images), geometry.out_height, geometry.out_width, filters)
+    mean, variance = (images.new_empty(filters if moments else 0, dtype=torch.float32) for _ in range(2))
+    count = y.numel() // filters
+    if not count:
+        return y, mean.fill_(torch.nan), variance.fill_(torch.nan)
+    tiles = triton.cdiv(filters, launch.columns)
+    each, parts = share(count, launch, images.device, tiles)
+    depth, rest = chunks(launch, geometry)
+    held = images.new_empty(parts if moments else 0, 3, filters, dtype=torch.float32)  # as batch_moments holds them
+    _forward[(parts, tiles)](
+        images, weight, y, held, count, each, *geometry, geometry.out_height, geometry.out_width,
+        MOMENTS=moments, REVERSED=reversed, KEPT=launch.kept, NEAR=launch.near, PRECISION=precision(images),
+        EVEN=count % launch.rows == 0 and filters % launch.columns == 0, ROWS=launch.rows, COLUMNS=launch.columns,
+        DEPTH=depth, REST=rest, BANDS=min(launch.warps, launch.rows // 16), STAGES=launch.stages,
+        num_warps=launch.warps,
+    )  # fmt: skip
+    if moments:
+        grid = (triton.cdiv(filters, 16),)
+        _merge[grid](held, mean, variance, count, each, parts, filters, MERGED=MERGED, COLUMNS=16)
+    return y, mean, variance
+
+
+@triton.jit(do_not_specialize=["count", "each"])
+def _forward(
+    x, weight, y, held, count, each,
+    height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, filters: tl.constexpr,
+    kernel_height: tl.constexpr, kernel_width: tl.constexpr, stride: tl.constexpr, padding: tl.constexpr,
+    out_height: tl.constexpr, out_width: tl.constexpr,
+    MOMENTS: tl.constexpr, REVERSED: tl.constexpr, KEPT: tl.constexpr, NEAR: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, REST: tl.constexpr,
+    BANDS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0).to(tl.int64)
+    filter = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = filter < filters
+    size: tl.constexpr = kernel_height * kernel_width * channels
+    whole: tl.constexpr = size // DEPTH
+    first = part * each
+    last = tl.minimum(first + each, count)
+    local = tl.arange(0, ROWS)
+    written = local[:, None] * filters + filter
+    kept = ()
+    if KEPT:
+        for chunk in tl.static_range(whole):
+            kept += (_weights(weight, chunk * DEPTH, filter, inside, channels, filters, size, REVERSED, DEPTH),)
+        if REST > 0:
+            kept += (_weights(weight, whole * DEPTH, filter, inside, channels, filters, size, REVERSED, REST),)
+    if MOMENTS:
+        shift = _first(
+            x, weight, first, last, filter, inside, height, width, channels, filters, kernel_height, kernel_width,
+            stride, padding, out_height, out_width, REVERSED, COLUMNS, DEPTH,
+        )  # fmt: skip
+        sums = tl.zeros((BANDS * 8, COLUMNS), tl.float32)
+        squares = tl.zeros((BANDS * 8, COLUMNS), tl.float32)
+    for begin in tl.range(first, last, ROWS, num_stages=STAGES if KEPT else 1):
+        row, column, at, image = corners(
+            begin, last, height, width, channels, stride, padding, out_height, out_width, ROWS
+        )
+        product = tl.zeros((ROWS, COLUMNS), tl.float32)
+        if KEPT:
+            for chunk in tl.static_range(whole):
+                patch = patches(
+                    x + image, row, column, at, chunk * DEPTH, height, width, channels, kernel_height, kernel_width,
+                    padding, DEPTH, False, NEAR,
+                )  # fmt: skip
+                product = multiply(patch, kept[chunk], product, PRECISION)
+            if REST > 0:
+                patch = patches(
+                    x + image, row, column, at, whole * DEPTH, height, width, channels, kernel_height, kernel_width,
+                    padding, REST, size % REST != 0, NEAR,
+                )  # fmt: skip
+                product = multiply(patch, kept[whole], product, PRECISION)
+        else:
+            for start in tl.range(0, size, DEPTH, num_stages=STAGES):
+                patch = patches(
+                    x + image, row, column, at, start, height, width, channels, kernel_height, kernel_width,
+                    padding, DEPTH, size % DEPTH != 0, NEAR,
+                )  # fmt: skip
+                factor = _weights(weight, start, filter, inside, channels, filters, size, REVERSED, DEPTH)
+                product = multiply(patch, factor, product, PRECISION)
+        whole_tile = tl.full((ROWS, COLUMNS), True, tl.int1)
+        there = whole_tile if EVEN else (local < last - begin)[:, None] & inside
+        value = product.to(y.dtype.element_ty)
+        tl.store(y + offset_of(begin, filters) + written, value, there)
+        if MOMENTS:
+            deviation = tl.where(there, value.to(tl.float32) - shift, 0.0)
+            sums += _fold(deviation, ROWS, COLUMNS, BANDS)
+            squares += _fold(deviation * deviation, ROWS, COLUMNS, BANDS)
+    if MOMENTS:
+        n = (last - first).to(tl.float32)
+        mean = tl.sum(sums, 0) / n
+        held += part * 3 * filters
+        tl.store(held + filter, shift, inside)
+        tl.store(held + filters + filter, mean, inside)
+        tl.store(held + 2 * filters + filter, tl.maximum(tl.sum(squares, 0) - mean * mean * n, 0.0), inside)
+
+
+@triton.jit
+def _weights(weight, start, filter, inside, channels, filters, size, REVERSED: tl.constexpr, DEPTH: tl.constexpr):
+    # A chunk of what patches are multiplied with; reversed, it is that of the gradient, read from the same weight.
+    number = start + tl.arange(0, DEPTH)
+    if REVERSED:
+        tap = number // channels
+        taps = size // channels
+        at = ((number - tap * channels) * taps + (taps - 1 - tap))[:, None] * filters + filter
+    else:
+        at = filter * size + number[:, None]
+    return tl.load(weight + at, (number < size)[:, None] & inside, 0.0)
+
+
+@triton.jit
+def _first(
+    x, weight, first, last, filter, inside, height, width, channels, filters, kernel_height, kernel_width, stride,
+    padding, out_height, out_width, REVERSED: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    # What comes out at a program's first position, before it is rounded.
+    found = tl.zeros((COLUMNS,), tl.float32)
+    size: tl.constexpr = kernel_height * kernel_width * channels
+    row, column, at, image = corners(first, last, height, width, channels, stride, padding, out_height, out_width, 1)
+    for start in range(0, size, DEPTH):
+        patch = patches(
+            x + image, row, column, at, start, height, width, channels, kernel_height, kernel_width, padding, DEPTH,
+            size % DEPTH != 0, False,
+        )  # fmt: skip
+        factor = _weights(weight, start, filter, inside, channels, filters, size, REVERSED, DEPTH)
+        found += tl.sum(tl.trans(patch).to(tl.float32) * factor.to(tl.float32), 0)
+    return found
+
+
+@triton.jit
+def _fold(values, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BANDS: tl.constexpr):
+    # Sums of those rows that one thread of a product holds, so that no thread has to wait for another.
+    pairs = tl.sum(tl.reshape(values, (ROWS // (BANDS * 16), BANDS, 2, 8, COLUMNS)), 2)
+    return tl.reshape(tl.sum(pairs, 0), (BANDS * 8, COLUMNS))

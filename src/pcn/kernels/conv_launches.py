@@ -1,0 +1,129 @@
+"""How convolutions are run: launches that are worth timing, by size, with PyTorch's own among them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton
+
+from pcn.kernels.conv_reference import Geometry
+from pcn.kernels.launch import STOCK, Launch, programs
+
+NARROW = 64  # channels up to which our kernels are the usual ones
+LARGEST_KEPT = 18432  # numbers of a weight's tile that stays on the chip
+LONGEST_AHEAD = 160  # numbers of a patch of which tiles are read ahead as a whole
+OFFSETS = 2**31  # within a tile: they have 32 bits
+MOST_ROWS = 128  # of a tile
+
+# Rows, columns, warps, stages. A depth of 0 is that of one position. With one stage nothing is read ahead, but all by
+# way of L1: other programs fill the time. A processor has registers and memory for about as many programs as are said.
+AHEAD = [
+    Launch(64, 64, 4, 2, depth=0, per_processor=3, kept=True),
+    Launch(64, 64, 4, 2, depth=128, per_processor=3, kept=True),
+    Launch(128, 64, 4, 2, depth=0, per_processor=2, kept=True),
+    Launch(64, 64, 4, 2, depth=0, per_processor=3, kept=True, near=True),
+    Launch(64, 64, 4, 1, depth=0, per_processor=4, kept=True),
+    Launch(128, 64, 8, 2, depth=0, per_processor=2, kept=True),
+]
+KEPT = [Launch(64, 64, 4, 1, depth=0, per_processor=3, kept=True)]
+STEPWISE = [
+    Launch(64, 128, 8, 3, depth=0, per_processor=2),
+    Launch(64, 64, 4, 3, depth=0, per_processor=3),
+    Launch(64, 128, 4, 3, depth=0, per_processor=2),
+    Launch(128, 128, 8, 3, depth=0, per_processor=1),
+]
+BACK_KEPT = [Launch(128, 64, 4, 1, depth=0, per_processor=3, kept=True)]
+BACK = [
+    Launch(128, 64, 4, 1, depth=64, per_processor=4),
+    Launch(128, 64, 4, 2, depth=64, per_processor=4),
+    Launch(128, 64, 4, 2, depth=64, per_processor=4, near=True),
+    Launch(128, 64, 8, 3, depth=64, per_processor=3),
+]
+WEIGHT = [
+    Launch(64, 64, 4, 2, depth=128, per_processor=4),
+    Launch(64, 64, 4, 3, depth=128, per_processor=2),
+    Launch(64, 64, 4, 2, depth=0, per_processor=3),
+    Launch(64, 64, 4, 2, depth=128, per_processor=4, near=True),
+    Launch(64, 64, 4, 1, depth=128, per_processor=4),
+    Launch(64, 128, 8, 2, depth=128, per_processor=1),
+    Launch(64, 128, 8, 3, depth=0, per_processor=1),
+]
+
+
+def forward_launches(geometry: Geometry, dtype: torch.dtype) -> list[Launch]:
+    """Ways to convolve, the usual one first."""
+    if geometry.patch <= LONGEST_AHEAD:
+        return _with_stock(AHEAD, geometry, dtype)
+    return _with_stock((KEPT if _keeps(geometry) else []) + STEPWISE, geometry, dtype)
+
+
+def weight_launches(geometry: Geometry, dtype: torch.dtype) -> list[Launch]:
+    """Ways to find the weight's gradient, the usual one first."""
+    return _with_stock(WEIGHT, geometry, dtype)
+
+
+def input_launches(geometry: Geometry, dtype: torch.dtype) -> list[Launch]:
+    """Ways to find the images' gradient, the usual one first."""
+    back = backwards(geometry)
+    return [STOCK] if back is None else _with_stock((BACK_KEPT if _keeps(back) else []) + BACK, back, dtype)
+
+
+def backwards(geometry: Geometry) -> Geometry | None:
+    """The convolution that takes the gradient of what came out to that of what went in, if there is one."""
+    padding = geometry.kernel_height - 1 - geometry.padding
+    if geometry.stride > 1 or padding < 0 or geometry.kernel_height != geometry.kernel_width:
+        return None
+    return geometry._replace(
+        height=geometry.out_height,
+        width=geometry.out_width,
+        channels=geometry.filters,
+        filters=geometry.channels,
+        padding=padding,
+    )
+
+
+def _with_stock(ours: list[Launch], geometry: Geometry, dtype: torch.dtype) -> list[Launch]:
+    if not _fits(geometry):
+        return [STOCK]
+    narrowed = [replace(launch, columns=min(launch.columns, _columns(geometry))) for launch in ours]
+    usual = dtype.itemsize < 4 and min(geometry.channels, geometry.filters) <= NARROW  # fp32 may be without TF32
+    return [*dict.fromkeys(narrowed), STOCK] if usual else [STOCK, *dict.fromkeys(narrowed)]
+
+
+def _keeps(geometry: Geometry) -> bool:
+    """Whether a tile of the weight fits on the chip."""
+    return geometry.patch * min(64, _columns(geometry)) <= LARGEST_KEPT
+
+
+def _columns(geometry: Geometry) -> int:
+    return max(16, int(triton.next_power_of_2(geometry.filters)))
+
+
+def _fits(geometry: Geometry) -> bool:
+    """Whether the images that a tile may see have offsets of 32 bits."""
+    image = geometry.height * geometry.width * geometry.channels
+    return image * (MOST_ROWS // (geometry.out_height * geometry.out_width) + 2) < OFFSETS
+
+
+def chunks(launch: Launch, geometry: Geometry) -> tuple[int, int]:
+    """How much of a patch is multiplied at once, and after the whole chunks: powers of two, as products need them.
+
+    >>> chunks(Launch(64, 64, depth=128), Geometry(32, 32, 16, 64, 3, 3, 1, 1))
+    (128, 16)
+    """
+    position = geometry.channels & -geometry.channels
+    depth = launch.depth or (min(position, 128) if position >= 16 else 64)
+    depth = max(16, min(depth, int(triton.next_power_of_2(geometry.patch + 1)) // 2))
+    left = geometry.patch % depth
+    return depth, max(16, int(triton.next_power_of_2(left))) if left else 0
+
+
+def share(count: int, launch: Launch, device: torch.device, times: int) -> tuple[int, int]:
+    """How many positions a program gets, whole tiles of them, and how many programs that makes.
+
+    ``times`` is how many programs there are for the same positions.
+    """
+    wanted = max(1, programs(device, launch.per_processor) // times)
+    each = triton.cdiv(triton.cdiv(count, launch.rows), wanted) * launch.rows
+    return each, triton.cdiv(count, each)

@@ -1,0 +1,118 @@
+"""Measurements as an object: what every layer takes of a training step as it is, and at the ranks that were tried."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from itertools import product
+
+from pcn.errors import ConfigError, suggest
+from pcn.plan import Plan
+from pcn.usage import Expected, Usage
+
+Form = tuple[int, int | None]  # rank and output rank (None: all outputs are trained)
+
+
+@dataclass(frozen=True)
+class LayerUsage:
+    """What one layer takes: ``whole`` as it is, and in the forms that were tried, a grid of ranks and output ranks."""
+
+    whole: Usage
+    tried: Mapping[Form, Usage] = field(default_factory=dict)
+
+    def at(self, rank: int | None, output_rank: int | None = None) -> Usage:
+        """What it takes at any rank, between those that were tried; below the lowest, as much as there.
+
+        >>> layer = LayerUsage(Usage(90), {(8, None): Usage(20), (16, None): Usage(40)})
+        >>> [layer.at(rank).time_ns for rank in (None, 4, 12, 16)]
+        [90, 20, 30, 40]
+        """
+        if rank is None:
+            return self.whole
+        corners: list[tuple[Form, int]]
+        if output_rank is None:
+            ranks = sorted(r for r, s in self.tried if s is None)
+            corners = [((r, None), weight) for r, weight in _around(ranks, rank)]
+        else:
+            forms = [(r, s) for r, s in self.tried if s is not None]
+            sides = (sorted({r for r, _ in forms}), sorted({s for _, s in forms}))
+            pairs = product(_around(sides[0], rank), _around(sides[1], output_rank))
+            corners = [((r, s), weight * other) for (r, weight), (s, other) in pairs]
+        if not corners:
+            raise ConfigError(f"no form like rank {rank}, output rank {output_rank} was tried: measure with the budget")
+        return _mixed([(self.tried[form], weight) for form, weight in corners])
+
+
+def _around(points: Sequence[int], x: int) -> list[tuple[int, int]]:
+    """The points on both sides of x, each with its weight; nothing lies beyond the first and the last."""
+    if not points:
+        return []
+    x = min(max(x, points[0]), points[-1])
+    above = bisect_left(points, x)
+    if points[above] == x:
+        return [(x, 1)]
+    low, high = points[above - 1], points[above]
+    return [(low, high - x), (high, x - low)]
+
+
+def _mixed(parts: list[tuple[Usage, int]]) -> Usage:
+    """A weighted mean, rounded up."""
+    total = sum(weight for _, weight in parts)
+    rows = [[weight * amount for amount in astuple(usage)] for usage, weight in parts]
+    return Usage(*(-(-sum(column) // total) for column in zip(*rows, strict=True)))
+
+
+def _lowest(usages: list[Usage]) -> Usage:
+    """The least time of any, and all of one that takes least memory."""
+    frugal = min(usages, key=lambda usage: usage.memory_bytes)
+    return replace(frugal, time_ns=min(usage.time_ns for usage in usages))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a training step of a model takes: layer by layer, and the ``rest``, which no choice of ranks changes.
+
+    Made by :func:`pcn.measure_costs`; the same measurements lead to the same plan.
+    """
+
+    rest: Usage
+    layers: Mapping[str, LayerUsage]
+    on: str = ""  # the call that was measured, and the device
+
+    @property
+    def whole(self) -> Usage:
+        """What the model takes as it is: its layers and the rest."""
+        return sum((layer.whole for layer in self.layers.values()), self.rest)
+
+    def at(self, name: str, rank: int | None, output_rank: int | None = None) -> Usage:
+        """What a layer takes in one form; nothing, if it does not run."""
+        return self.layers[name].at(rank, output_rank) if name in self.layers else Usage()
+
+    def expected(self, plan: Plan) -> Expected:
+        """What a step takes before and after a plan; channels that it drops are counted as if they stayed."""
+        changes = (
+            self.at(p.name, p.rank, p.output_rank) - self.at(p.name, None) for p in plan.layers.values() if p.changed
+        )
+        return Expected(self.whole, sum(changes, self.whole))
+
+    @property
+    def least(self) -> Usage:
+        """The least of everything that any of the forms would take, whatever they are worth."""
+        lowest = (_lowest([layer.whole, *layer.tried.values()]) for layer in self.layers.values())
+        return sum(lowest, self.rest)
+
+    def check_for(self, plan: Plan, *, times: bool) -> None:
+        """Raise where a layer was measured that the model does not have, or no times were that are needed."""
+        if times and not self.whole.time_ns:
+            raise ConfigError("a budget of time, but no times were measured: leave times=False out of measure_costs")
+        for name in self.layers:
+            if name not in plan.layers:
+                raise ConfigError(
+                    f"another model was measured: it has {name!r}, this one not{suggest(name, plan.layers)}"
+                )
+
+    def __str__(self) -> str:
+        from pcn.planner.measured_table import measured_table
+
+        return measured_table(self)

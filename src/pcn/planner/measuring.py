@@ -1,0 +1,94 @@
+"""Measuring what a training step takes: the model as it is, and every layer alone in some of its forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pcn.errors import ConfigError
+from pcn.example import Example, Forward, device_of
+from pcn.layers import transformable_layers, unwrap
+from pcn.plan import check_untransformed
+from pcn.planner.kept import Kept
+from pcn.planner.measured import LayerUsage, Measured
+from pcn.planner.trials import Trials, tensors_of
+from pcn.timing import model_step_ns
+from pcn.untouched import untouched
+from pcn.usage import Usage
+
+if TYPE_CHECKING:
+    from pcn.budget import Budget
+
+
+def measure_costs(
+    model: nn.Module, batch: Any, budget: Budget | None = None, *, forward: Forward | None = None, times: bool = True
+) -> Measured:
+    """Measure what a training step takes on the model's device, forward and back, as a whole and layer by layer.
+
+    The batch reaches the model by the rules of :func:`pcn.analyze`; autocast counts as it is where this is called.
+    The ``budget`` says in which steps of rank, for which optimizer and how many samples; without ``times`` only memory
+    is measured. The optimizer's own step takes time too, which is not counted.
+
+    >>> model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    >>> measured = measure_costs(model, torch.ones(32, 64), times=False)
+    >>> measured.whole.activations_bytes == 4 * 32 * (64 + 256)  # what the two linear layers read
+    True
+    """
+    base = unwrap(model)
+    check_untransformed(base)
+    device = device_of(base)
+    if device is None or device.type == "meta":
+        raise ConfigError("the model has no weights on a device: there is nothing to measure")
+    example = batch if isinstance(batch, Example) else Example.of(batch, forward, device)
+    if budget is not None and budget.batch is not None:
+        example = example.with_samples(budget.batch)
+    trials = Trials.of(budget, times)
+    layers = {
+        name: module
+        for name, module, reason in transformable_layers(base)
+        if reason is None and trials.config.excludes(name) is None
+    }
+    with untouched(base, eval_mode=False), torch.enable_grad():
+        _train_alone(base)
+        wanted = [parameter for parameter in base.parameters() if parameter.requires_grad]
+        kept = Kept.beside((*base.parameters(), *base.buffers()))
+        with kept.layers_named(layers), kept.watched():
+            example.call(base)
+        kept.held.clear()
+        whole = tensors_of(base, trials.state) + Usage(activations_bytes=kept.total_bytes)
+        # Twice, with the layers between: other work on the machine should not look like work of the model.
+        began = model_step_ns(lambda: example.call(base), wanted, device) if times else 0
+        found = {name: trials.layer(name, layers[name], kept) for name in kept.reads}
+        ended = model_step_ns(lambda: example.call(base), wanted, device) if times else 0
+        whole += Usage(time_ns=min(began, ended))
+    return _levelled(whole, found, f"{example} on {device}")
+
+
+def _train_alone(model: nn.Module) -> None:
+    """Put a model into training mode, but for norms that would wait for other processes."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            module.eval()
+
+
+def _levelled(whole: Usage, layers: dict[str, LayerUsage], on: str) -> Measured:
+    """Have layers and rest add up to the whole; layers that take longer alone than the whole model are scaled."""
+    alone = sum(layer.whole.time_ns for layer in layers.values())
+    if alone > whole.time_ns:
+        layers = {
+            name: LayerUsage(
+                _scaled(layer.whole, whole.time_ns, alone),
+                {form: _scaled(usage, whole.time_ns, alone) for form, usage in layer.tried.items()},
+            )
+            for name, layer in layers.items()
+        }
+    rest = whole - sum((layer.whole for layer in layers.values()), Usage())
+    return Measured(rest, layers, on)
+
+
+def _scaled(usage: Usage, part: int, of: int) -> Usage:
+    return replace(usage, time_ns=usage.time_ns * part // of)

@@ -1,0 +1,29 @@
+"""How many numbers an optimizer keeps for each one that it trains."""
+
+from __future__ import annotations
+
+from torch import optim
+from torch.optim import Optimizer
+
+STATE = {"sgd": 0, "momentum": 1, "adam": 2}  # numbers beside each trained one, of the same kind
+ADAMS = (optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam)
+DEFAULT = "momentum"
+
+
+def numbers_kept(optimizer: str | None) -> int:
+    """The numbers that an optimizer of this name keeps; without one, those of SGD with momentum."""
+    return STATE[optimizer or DEFAULT]
+
+
+def kind_of(optimizer: Optimizer | None) -> str | None:
+    """The name of what an optimizer keeps; None for those that are not known here.
+
+    >>> from torch import nn
+    >>> kind_of(optim.AdamW(nn.Linear(2, 2).parameters()))
+    'adam'
+    """
+    if isinstance(optimizer, ADAMS):
+        return "adam"
+    if isinstance(optimizer, optim.SGD):
+        return "momentum" if any(group["momentum"] for group in optimizer.param_groups) else "sgd"
+    return None

@@ -1,0 +1,57 @@
+"""What layers cost before and after a change, in every unit that a budget limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from pcn.plan import LayerPlan, Plan
+from pcn.planner.measured import Measured
+from pcn.planner.units import Costs
+from pcn.usage import Usage
+
+NOTHING = Measured(Usage(), {})
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Costs in some units; frozen layers train no parameters, and layers that do not run take no time."""
+
+    units: tuple[str, ...]
+    measured: Measured = NOTHING
+    frozen: frozenset[str] = frozenset()
+
+    def now(self, model: nn.Module, plan: Plan) -> Costs:
+        """What the whole model costs as it is."""
+        trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        flops = sum(layer.flops_before or 0 for layer in plan.layers.values())
+        return self._asked(trainable, flops, self.measured.whole)
+
+    def before(self, layer: LayerPlan) -> Costs:
+        """What a layer costs as it is."""
+        trained = 0 if layer.name in self.frozen else layer.trainable_before
+        return self._asked(trained, layer.flops_before or 0, self.measured.at(layer.name, None))
+
+    def after(self, layer: LayerPlan) -> Costs:
+        """What it costs after its plan."""
+        trained = 0 if layer.name in self.frozen else layer.trainable_after
+        return self._asked(trained, layer.flops_after or 0, self.measured.at(layer.name, layer.rank, layer.output_rank))
+
+    def _asked(self, params: int, flops: int, usage: Usage) -> Costs:
+        every = {"params": params, "flops": flops, "step_ms": usage.time_ns, "memory_mib": usage.memory_bytes}
+        return {unit: every[unit] for unit in self.units}
+
+
+def added(costs: Costs, *more: Costs) -> Costs:
+    """Costs together.
+
+    >>> added({"params": 2, "flops": 10}, {"params": 3, "flops": 1})
+    {'params': 5, 'flops': 11}
+    """
+    return {unit: amount + sum(each[unit] for each in more) for unit, amount in costs.items()}
+
+
+def taken_off(costs: Costs, less: Costs) -> Costs:
+    """Costs without some of them."""
+    return {unit: amount - less[unit] for unit, amount in costs.items()}

@@ -1,0 +1,135 @@
+"""Layers run alone, in some of their forms, with what they read in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from pcn.config import PCNConfig
+from pcn.layers import canonical_weight, groups_of, in_width, layout_of, out_width
+from pcn.nn.build import empty_like
+from pcn.planner.kept import Kept, Read, key_of
+from pcn.planner.measured import Form, LayerUsage
+from pcn.planner.optimizer_state import numbers_kept
+from pcn.timing import step_ns
+from pcn.usage import Usage
+
+if TYPE_CHECKING:
+    from pcn.budget import Budget
+
+
+def tensors_of(module: nn.Module, state: int) -> Usage:
+    """What a module's parameters, their gradients and the optimizer's state take."""
+    held = {tensor.data_ptr(): tensor.nbytes for tensor in (*module.parameters(), *module.buffers())}
+    trained = sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
+    return Usage(0, sum(held.values()), trained, state * trained)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One form of a layer, run alone on one input."""
+
+    usage: Usage  # activations without the input itself
+    keeps_input: bool
+
+
+class Trials:
+    """Runs layers alone in some of their forms; layers of the same sizes once."""
+
+    def __init__(self, config: PCNConfig, step: int, state: int, two_sided: bool, times: bool) -> None:
+        self.config, self.step, self.state, self.two_sided, self.times = config, step, state, two_sided, times
+        self._known: dict[tuple[Any, ...], dict[Form | None, _Trial]] = {}
+
+    @classmethod
+    def of(cls, budget: Budget | None, times: bool) -> Trials:
+        from pcn.budget import Budget
+
+        budget = budget or Budget(params=1.0)
+        rules = budget.config.layers.values()
+        both = budget.two_sided or any(rule.output_rank is not None for rule in rules)
+        return cls(budget.config, budget.step, numbers_kept(budget.optimizer), both, times)
+
+    def layer(self, name: str, layer: nn.Module, kept: Kept) -> LayerUsage:
+        """What a layer takes in all of its calls."""
+        only = kept.only_for(name)
+        whole = tensors_of(layer, self.state) + Usage(activations_bytes=sum(only.values()))
+        tried: dict[Form, Usage] = {}
+        for number, read in enumerate(kept.reads[name]):
+            for form, trial in self._forms(layer, read).items():
+                own = Usage(activations_bytes=only.get(read.key, 0)) if trial.keeps_input else Usage()
+                if form is None:
+                    whole += Usage(time_ns=trial.usage.time_ns)
+                else:
+                    spent = trial.usage + own
+                    again = replace(spent, weights_bytes=0, gradients_bytes=0, optimizer_bytes=0)
+                    tried[form] = tried[form] + again if number else spent
+        return LayerUsage(whole, tried)
+
+    def _forms(self, layer: nn.Module, read: Read) -> dict[Form | None, _Trial]:
+        weight = canonical_weight(layer)
+        sizes = (str(layer), replace(read, key=0), weight.dtype, layout_of(weight), weight.requires_grad)
+        if sizes not in self._known:
+            like = read.like()
+            trials: dict[Form | None, _Trial] = {None: self._try(layer, like)}
+            for rank, outputs in self._grid(layer):
+                trials[rank, outputs] = self._try(self._part(layer, rank, outputs), like)
+            self._known[sizes] = _rising(trials)
+        return self._known[sizes]
+
+    def _grid(self, layer: nn.Module) -> Iterable[Form]:
+        groups = groups_of(layer)
+        outputs = doubling(self.step, out_width(layer) // groups, times=4) if self.two_sided else []
+        for rank in doubling(self.step, in_width(layer) // groups):
+            yield rank, None
+            yield from ((rank, each) for each in outputs)
+
+    def _part(self, layer: nn.Module, rank: int, outputs: int | None) -> nn.Module:
+        part = empty_like(
+            layer, rank, train_basis=self.config.train_basis, offset=self.config.keep_dropped, output_rank=outputs
+        )
+        with torch.no_grad():
+            for tensor in (*part.parameters(), *part.buffers()):
+                tensor.normal_(std=0.1)  # what lies in new memory may be slow numbers
+        return part
+
+    def _try(self, part: nn.Module, x: Tensor) -> _Trial:
+        kept = Kept.beside((*part.parameters(), *part.buffers()))
+        with kept.watched():
+            part.forward(x)  # not by a call: the layer's hooks are for the model's own steps
+        others = sum(size for key, size in kept.sizes.items() if key != key_of(x))
+        wanted = [tensor for tensor in (x, *part.parameters()) if tensor.requires_grad]
+        time_ns = step_ns(lambda: part.forward(x), wanted, x.device) if self.times else 0
+        usage = tensors_of(part, self.state) + Usage(time_ns=time_ns, activations_bytes=others)
+        return _Trial(usage, key_of(x) in kept.sizes)
+
+
+def doubling(first: int, last: int, times: int = 2) -> list[int]:
+    """Numbers from the first to the last, each so many times the one before.
+
+    >>> doubling(8, 100), doubling(8, 5)
+    ([8, 16, 32, 64, 100], [5])
+    """
+    found = [min(first, last)]
+    while found[-1] < last:
+        found.append(min(times * found[-1], last))
+    return found
+
+
+def _rising(trials: dict[Form | None, _Trial]) -> dict[Form | None, _Trial]:
+    """Have no form take less time than one of lower ranks: what measures so is chance, or nothing to rely on."""
+
+    def below(form: Form, other: Form) -> bool:
+        if (form[1] is None) != (other[1] is None):
+            return False
+        return other[0] <= form[0] and (form[1] is None or other[1] is None or other[1] <= form[1])
+
+    forms = [form for form in trials if form is not None]
+    found = dict(trials)
+    for form in forms:
+        time_ns = max(trials[other].usage.time_ns for other in forms if below(form, other))
+        found[form] = replace(trials[form], usage=replace(trials[form].usage, time_ns=time_ns))
+    return found

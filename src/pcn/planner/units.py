@@ -1,0 +1,49 @@
+"""What a budget can limit, and how amounts of it are counted and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pcn.usage import MIB, MS
+
+Costs = Mapping[str, int]  # unit -> amount, in whole numbers of the smallest part: sums are exact
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One thing that a budget limits: what a person calls it, and how many counted parts (ns, bytes) make one."""
+
+    called: str
+    parts: int = 1
+
+    @property
+    def measured(self) -> bool:
+        """Whether the model has to run on its device to know the cost."""
+        return self.parts > 1
+
+    def shown(self, amount: int) -> str:
+        """An amount in words.
+
+        >>> Unit("parameters").shown(1234), Unit("ms", 1_000_000).shown(1_234_567)
+        ('1,234 parameters', '1.235 ms')
+        """
+        return f"{amount:,} {self.called}" if self.parts == 1 else f"{amount / self.parts:,.3f} {self.called}"
+
+
+UNITS = {  # by the name of the budget's field
+    "params": Unit("parameters"),
+    "flops": Unit("FLOPs"),
+    "step_ms": Unit("ms", MS),
+    "memory_mib": Unit("MiB", MIB),
+}
+MEASURED = tuple(name for name, unit in UNITS.items() if unit.measured)
+
+
+def amounts(costs: Costs) -> str:
+    """Several amounts in words.
+
+    >>> amounts({"params": 1200, "flops": 30})
+    '1,200 parameters and 30 FLOPs'
+    """
+    return " and ".join(UNITS[unit].shown(amount) for unit, amount in costs.items())

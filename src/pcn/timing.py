@@ -1,0 +1,93 @@
+"""How long a step forward and back takes on this device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from pcn.errors import ConfigError
+
+REPEATS = 5
+LONG_S, MOST = 0.02, 50  # seconds over which a step is repeated, and how often at most
+
+
+def step_ns(forward: Callable[[], Any], wanted: Sequence[Tensor], device: torch.device, *, capture: bool = True) -> int:
+    """The shortest of a few steps to the gradients of ``wanted``; on a GPU without the time of launching, if captured.
+
+    With nothing wanted, or outputs that take no gradients, it is the way forward alone.
+    """
+    coming = [torch.randn_like(leaf) for leaf in _differentiable(forward())] if wanted else []
+
+    def step() -> None:
+        # As in training every step casts its weights anew; copies of an earlier one would stay with its stream.
+        torch.clear_autocast_cache()
+        outputs = forward()
+        if coming:
+            torch.autograd.grad(_differentiable(outputs), wanted, coming, allow_unused=True)
+
+    if device.type != "cuda":
+        step()
+        return round(1e9 * _shortest_s(step))
+    return round(1e9 * (_replayed_s(step) if capture else _launched_s(step)))
+
+
+def _shortest_s(step: Callable[[], None]) -> float:
+    """Short steps are repeated more often: other work on the machine disturbs them more."""
+    times = [_seconds(step) for _ in range(REPEATS)]
+    times += [_seconds(step) for _ in range(min(MOST, int(LONG_S / min(times)) - REPEATS))]
+    return min(times)
+
+
+def _differentiable(outputs: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+
+
+def model_step_ns(forward: Callable[[], Any], wanted: Sequence[Tensor], device: torch.device) -> int:
+    """The same for a whole model; one that cannot be captured is timed with its launches."""
+    if not _differentiable(forward()):
+        raise ConfigError("the model's outputs take no gradients, so there is no training step to time")
+    try:
+        return step_ns(forward, wanted, device)
+    except RuntimeError:  # what a capture raises for code that waits for the GPU
+        if device.type != "cuda":
+            raise
+        torch.cuda.synchronize(device)
+        return step_ns(forward, wanted, device, capture=False)
+
+
+def _seconds(step: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began
+
+
+def _replayed_s(step: Callable[[], None]) -> float:
+    """The shortest of a few replays of a captured step."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+        with torch.cuda.graph(graph, stream=side):
+            step()
+        taken = _launched_s(graph.replay)
+    torch.cuda.current_stream().wait_stream(side)
+    return taken
+
+
+def _launched_s(step: Callable[[], None]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times = []
+    for _ in range(REPEATS + 1):
+        begin.record()
+        step()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1000)
+    return float(min(times[1:]))
