@@ -87,11 +87,11 @@ ARMS: dict[str, dict[str, Any]] = {
 PROMISING = (  # as far as small networks say
     "precondition 1, taylor",
     "precondition 1, divergence",
+    "precondition 1, switch after 4, taylor",
     "precondition 1, decay 5e-4, taylor",
-    "precondition 1",
-    "precondition 1, switch after 1, taylor",
-    "precondition 3/4, taylor",
-    "precondition 1, fades over 1 epoch, taylor",
+    "narrow, decay 5e-4",  # beside the one above
+    "precondition 1, two-sided, taylor",
+    "precondition 1, random basis",
 )
 FIELDS = (
     "trainable_params",

@@ -66,6 +66,8 @@ class Setting:
     plan: Path | None = None
     tune: bool = False
     forms: str = "fastest"
+    roles: tuple[str, ...] = tuple(WAYS)
+    stages: int | None = None
 
     @property
     def cuda(self) -> bool:
@@ -103,7 +105,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         cache = given.cache or Path(folder)
         cache.mkdir(parents=True, exist_ok=True)
-        setting = Setting(given.device, given.tiny, cache, given.plan, given.tune, given.forms)
+        setting = Setting(
+            given.device, given.tiny, cache, given.plan, given.tune, given.forms, tuple(given.roles), given.stages
+        )
         run = Run(setting, given.out, given.seconds)
         run.machine()
         if "kernels" in given.only:
@@ -124,6 +128,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plan", type=Path, help=f"plan.json of {PLANNED}, as pcn.save writes it")
     parser.add_argument("--tune", action="store_true", help="time several launches of every kernel first")
     parser.add_argument("--forms", choices=("fastest", *FORMS), default="fastest", help="of the PCN's layers")
+    parser.add_argument("--roles", nargs="+", choices=list(WAYS), default=list(WAYS), help="what is timed of a network")
+    parser.add_argument("--stages", type=int, metavar="N", help="of the table of kernels, only the first")
     parser.add_argument("--cache", type=Path, help="folder that keeps compiled code and launches for the next run")
     parser.add_argument("--again", action="store_true", help="also what is in the results already")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -169,7 +175,7 @@ class Run:
 
     def kernels(self) -> None:
         batch = 2 if self.setting.tiny else 1024
-        stages = STAGES[:1] if self.setting.tiny else STAGES + WIDE[:2]
+        stages = STAGES[:1] if self.setting.tiny else (STAGES + WIDE[:2])[: self.setting.stages]
         bandwidth = self.results.held["machine"]["copy_bytes_per_s"]
         if self.setting.tune:
             with ThreadPoolExecutor(len(stages)) as threads:
@@ -194,7 +200,7 @@ class Run:
             self._record(network, batch)
 
     def _jobs(self, network: Network, batch: int) -> list[Job]:
-        roles = [role for role in WAYS if role != "narrow" or network.narrow is not None]
+        roles = [role for role in self.setting.roles if role != "narrow" or network.narrow is not None]
         jobs = [Job(network, role, batch, way) for role in roles for way in self._ways(role)]
         forms = self._forms(next(job for job in jobs if job.role == "pcn"))
         return [replace(job, forms=forms) if job.role == "pcn" else job for job in jobs]

@@ -57,11 +57,14 @@ def _forward(
     EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, REST: tl.constexpr,
     BANDS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    sizes: tl.constexpr = (
+        height, width, channels, filters, kernel_height, kernel_width, stride, padding, out_height, out_width
+    )  # fmt: skip
     part = tl.program_id(0).to(tl.int64)
     filter = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = filter < filters
     size: tl.constexpr = kernel_height * kernel_width * channels
-    whole: tl.constexpr = size // DEPTH
+    whole: tl.constexpr = size // DEPTH  # chunks of a patch
     first = part * each
     last = tl.minimum(first + each, count)
     local = tl.arange(0, ROWS)
@@ -69,44 +72,30 @@ def _forward(
     kept = ()
     if KEPT:
         for chunk in tl.static_range(whole):
-            kept += (_weights(weight, chunk * DEPTH, filter, inside, channels, filters, size, REVERSED, DEPTH),)
+            kept += (_weights(weight, chunk * DEPTH, filter, sizes, REVERSED, DEPTH),)
         if REST > 0:
-            kept += (_weights(weight, whole * DEPTH, filter, inside, channels, filters, size, REVERSED, REST),)
+            kept += (_weights(weight, whole * DEPTH, filter, sizes, REVERSED, REST),)
     if MOMENTS:
-        shift = _first(
-            x, weight, first, last, filter, inside, height, width, channels, filters, kernel_height, kernel_width,
-            stride, padding, out_height, out_width, REVERSED, COLUMNS, DEPTH,
-        )  # fmt: skip
+        shift = _first(x, weight, first, last, filter, sizes, size, COLUMNS, DEPTH)
         sums = tl.zeros((BANDS * 8, COLUMNS), tl.float32)
         squares = tl.zeros((BANDS * 8, COLUMNS), tl.float32)
     for begin in tl.range(first, last, ROWS, num_stages=STAGES if KEPT else 1):
-        row, column, at, image = corners(
-            begin, last, height, width, channels, stride, padding, out_height, out_width, ROWS
-        )
+        corner = corners(begin, last, sizes, ROWS)
         product = tl.zeros((ROWS, COLUMNS), tl.float32)
         if KEPT:
             for chunk in tl.static_range(whole):
-                patch = patches(
-                    x + image, row, column, at, chunk * DEPTH, height, width, channels, kernel_height, kernel_width,
-                    padding, DEPTH, False, NEAR,
-                )  # fmt: skip
+                patch = patches(x, corner, chunk * DEPTH, sizes, DEPTH, False, NEAR)
                 product = multiply(patch, kept[chunk], product, PRECISION)
             if REST > 0:
-                patch = patches(
-                    x + image, row, column, at, whole * DEPTH, height, width, channels, kernel_height, kernel_width,
-                    padding, REST, size % REST != 0, NEAR,
-                )  # fmt: skip
+                patch = patches(x, corner, whole * DEPTH, sizes, REST, size % REST != 0, NEAR)
                 product = multiply(patch, kept[whole], product, PRECISION)
         else:
             for start in tl.range(0, size, DEPTH, num_stages=STAGES):
-                patch = patches(
-                    x + image, row, column, at, start, height, width, channels, kernel_height, kernel_width,
-                    padding, DEPTH, size % DEPTH != 0, NEAR,
-                )  # fmt: skip
-                factor = _weights(weight, start, filter, inside, channels, filters, size, REVERSED, DEPTH)
+                patch = patches(x, corner, start, sizes, DEPTH, size % DEPTH != 0, NEAR)
+                factor = _weights(weight, start, filter, sizes, REVERSED, DEPTH)
                 product = multiply(patch, factor, product, PRECISION)
-        whole_tile = tl.full((ROWS, COLUMNS), True, tl.int1)
-        there = whole_tile if EVEN else (local < last - begin)[:, None] & inside
+        everything = tl.full((ROWS, COLUMNS), True, tl.int1)
+        there = everything if EVEN else (local < last - begin)[:, None] & inside
         value = product.to(y.dtype.element_ty)
         tl.store(y + offset_of(begin, filters) + written, value, there)
         if MOMENTS:
@@ -123,33 +112,28 @@ def _forward(
 
 
 @triton.jit
-def _weights(weight, start, filter, inside, channels, filters, size, REVERSED: tl.constexpr, DEPTH: tl.constexpr):
-    # A chunk of what patches are multiplied with; reversed, it is that of the gradient, read from the same weight.
+def _weights(weight, start, filter, sizes: tl.constexpr, REVERSED: tl.constexpr, DEPTH: tl.constexpr):
+    # A chunk of what patches are multiplied with; reversed, the weight is that of the convolution that is undone.
+    channels: tl.constexpr = sizes[2]
+    filters: tl.constexpr = sizes[3]
+    taps: tl.constexpr = sizes[4] * sizes[5]
     number = start + tl.arange(0, DEPTH)
     if REVERSED:
         tap = number // channels
-        taps = size // channels
         at = ((number - tap * channels) * taps + (taps - 1 - tap))[:, None] * filters + filter
     else:
-        at = filter * size + number[:, None]
-    return tl.load(weight + at, (number < size)[:, None] & inside, 0.0)
+        at = filter * (taps * channels) + number[:, None]
+    return tl.load(weight + at, (number < taps * channels)[:, None] & (filter < filters), 0.0)
 
 
 @triton.jit
-def _first(
-    x, weight, first, last, filter, inside, height, width, channels, filters, kernel_height, kernel_width, stride,
-    padding, out_height, out_width, REVERSED: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
+def _first(x, weight, first, last, filter, sizes: tl.constexpr, size, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
     # What comes out at a program's first position, before it is rounded.
     found = tl.zeros((COLUMNS,), tl.float32)
-    size: tl.constexpr = kernel_height * kernel_width * channels
-    row, column, at, image = corners(first, last, height, width, channels, stride, padding, out_height, out_width, 1)
+    corner = corners(first, last, sizes, 1)
     for start in range(0, size, DEPTH):
-        patch = patches(
-            x + image, row, column, at, start, height, width, channels, kernel_height, kernel_width, padding, DEPTH,
-            size % DEPTH != 0, False,
-        )  # fmt: skip
-        factor = _weights(weight, start, filter, inside, channels, filters, size, REVERSED, DEPTH)
+        patch = patches(x, corner, start, sizes, DEPTH, True, False)
+        factor = _weights(weight, start, filter, sizes, False, DEPTH)
         found += tl.sum(tl.trans(patch).to(tl.float32) * factor.to(tl.float32), 0)
     return found
 

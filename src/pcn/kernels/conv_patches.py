@@ -15,11 +15,16 @@ NOWHERE = tl.constexpr(-(2**24))  # a row of no image
 
 
 @triton.jit
-def corners(
-    start, last, height, width, channels, stride, padding, out_height, out_width, ROWS: tl.constexpr,
-):  # fmt: skip
+def corners(start, last, sizes: tl.constexpr, ROWS: tl.constexpr):
     # Row, column and offset of the patches' first positions, and the offset of the first patch's image. Offsets within
     # a tile have 32 bits: they need half the registers.
+    height: tl.constexpr = sizes[0]
+    width: tl.constexpr = sizes[1]
+    channels: tl.constexpr = sizes[2]
+    stride: tl.constexpr = sizes[6]
+    padding: tl.constexpr = sizes[7]
+    out_height: tl.constexpr = sizes[8]
+    out_width: tl.constexpr = sizes[9]
     area: tl.constexpr = out_height * out_width
     image = start // area
     local = tl.arange(0, ROWS)
@@ -35,12 +40,16 @@ def corners(
 
 
 @triton.jit
-def patches(
-    x, row, column, at, start, height, width, channels, kernel_height, kernel_width, padding,
-    DEPTH: tl.constexpr, TAIL: tl.constexpr, NEAR: tl.constexpr,
-):  # fmt: skip
+def patches(x, corner, start, sizes: tl.constexpr, DEPTH: tl.constexpr, TAIL: tl.constexpr, NEAR: tl.constexpr):
     # A chunk of the patches, from the given number on; its tail may reach beyond them. Copies of 16 bytes pass L1 by,
     # those of 8 find there what neighbouring patches share.
+    row, column, at, image = corner
+    height: tl.constexpr = sizes[0]
+    width: tl.constexpr = sizes[1]
+    channels: tl.constexpr = sizes[2]
+    kernel_height: tl.constexpr = sizes[4]
+    kernel_width: tl.constexpr = sizes[5]
+    padding: tl.constexpr = sizes[7]
     number = start + tl.arange(0, DEPTH)
     tap = start // channels if channels % DEPTH == 0 else number // channels  # where one holds the chunk, a scalar
     down = tap // kernel_width
@@ -53,4 +62,4 @@ def patches(
     if NEAR:
         there = there & (number // 4 >= 0)  # always; but a mask that may change every 8 bytes makes copies of 8 bytes
     within = (down * width + right) * channels + (number - tap * channels)
-    return tl.load(x + (at + within), there, 0.0)
+    return tl.load(x + image + (at + within), there, 0.0)

@@ -68,6 +68,9 @@ def _sums(
     NEAR: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, CHUNKS: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    sizes: tl.constexpr = (
+        height, width, channels, filters, kernel_height, kernel_width, stride, padding, out_height, out_width
+    )  # fmt: skip
     part = tl.program_id(0).to(tl.int64)
     filter = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = filter < filters
@@ -84,23 +87,15 @@ def _sums(
     if REST > 0:
         sums += (tl.zeros((COLUMNS, REST), tl.float32),)
     for begin in tl.range(first, last, ROWS, num_stages=STAGES):
-        row, column, at, image = corners(
-            begin, last, height, width, channels, stride, padding, out_height, out_width, ROWS
-        )
+        corner = corners(begin, last, sizes, ROWS)
         there = (local < last - begin)[:, None] & inside
         back = tl.trans(tl.load(d_y + offset_of(begin, filters) + read, there, 0.0))
         added = ()
         for chunk in tl.static_range(CHUNKS):
-            patch = patches(
-                x + image, row, column, at, start + chunk * DEPTH, height, width, channels, kernel_height,
-                kernel_width, padding, DEPTH, GROUPED, NEAR,
-            )  # fmt: skip
+            patch = patches(x, corner, start + chunk * DEPTH, sizes, DEPTH, GROUPED, NEAR)
             added += (multiply(back, patch, sums[chunk], PRECISION),)
         if REST > 0:
-            patch = patches(
-                x + image, row, column, at, CHUNKS * DEPTH, height, width, channels, kernel_height, kernel_width,
-                padding, REST, size % REST != 0, NEAR,
-            )  # fmt: skip
+            patch = patches(x, corner, CHUNKS * DEPTH, sizes, REST, size % REST != 0, NEAR)
             added += (multiply(back, patch, sums[CHUNKS], PRECISION),)
         sums = added
     held += part * filters * size

@@ -1,0 +1,100 @@
+"""Whether training with the fused kernels goes as without: the losses of ten epochs of WideResNet-20-PCN1, both ways.
+
+    python benchmarks/fused_training.py --data DIR
+    python benchmarks/fused_training.py --table
+
+Both runs fork from the same parent after its first epoch, with the same data in the same order, and a third one, again
+without the kernels, shows how far two runs of the same code drift apart on a GPU. Results:
+benchmarks/results/fused_training.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cifar10_resnets import PARENT, settings
+from pcn.training import Settings, Trainer, World, load_data, world
+from pcn.training.state import take
+from pcn.training.step import compute_dtype
+from peers.one_run import UNWATCHED
+from records import Records
+
+RESULTS = Path(__file__).parent / "results" / "fused_training.json"
+NETWORK, EPOCHS = f"{PARENT}-pcn1", 10
+RUNS = {"stock": False, "fused": True, "stock again": False}
+NOTHING = "Not measured yet: there is no `benchmarks/results/fused_training.json`."
+Record = dict[str, Any]
+
+
+def main() -> None:
+    options = arguments().parse_args()
+    if options.table:
+        print(table(options.results))
+        return
+    if options.data is None:
+        raise SystemExit("give --data, the folder with CIFAR-10's binary version, or --table")
+    with world(options.device) as here:
+        wanted = replace(settings(NETWORK, 0, options.epochs, options.data), **UNWATCHED)
+        data = load_data(wanted, here.device, compute_dtype(here.device))
+        state = parents_state(wanted, data, here)
+        records = Records(options.results)
+        for name, fused in RUNS.items():
+            if not records.has(run=name):
+                epochs = trained(wanted, state, data, here, fused=fused)
+                records.add({"run": name, "network": NETWORK, "epochs": epochs})
+
+
+def parents_state(wanted: Settings, data: Any, here: World) -> Record:
+    """The state of the parent after one epoch."""
+    alone = {"pcn": None, "switch_at": "never", "schedule": "constant", "drops": ()}
+    parent = Trainer(replace(wanted, epochs=1, **alone), data, world=here)
+    parent.run()
+    return {**take(parent), "switch": None}
+
+
+def trained(wanted: Settings, state: Record, data: Any, here: World, *, fused: bool) -> list[Record]:
+    """What every epoch after the fork was like."""
+    seen: list[Record] = []
+    names = ("epoch", "loss", "validation_accuracy", "train_seconds", "peak_memory_bytes")
+
+    def tell(record: Record) -> None:
+        print(record, flush=True)
+        if record["event"] == "epoch":
+            seen.append({name: record[name] for name in names})
+
+    cuda = torch.cuda.is_available()
+    trainer = Trainer(wanted, data, world=here, compiled=cuda, fused=fused, tell=tell)
+    trainer.branch_(state)
+    trainer.run()
+    return seen
+
+
+def table(path: Path = RESULTS) -> str:
+    """The losses side by side; or that nothing was measured."""
+    if not path.exists():
+        return NOTHING
+    found = {record["run"]: record["epochs"] for record in json.loads(path.read_text())["records"]}
+    lines = [["epoch", *(f"loss, {name}" for name in found)], ["---:"] * (len(found) + 1)]
+    rows = zip(*found.values(), strict=False)
+    lines += [[str(row[0]["epoch"]), *(f"{each['loss']:.4f}" for each in row)] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with CIFAR-10's binary version")
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--device", help="cuda, or cpu where Triton's interpreter or nothing is to be tried")
+    parser.add_argument("--table", action="store_true", help="print the results")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    return parser
+
+
+if __name__ == "__main__":
+    main()
