@@ -142,7 +142,7 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        empty: Result = {"machine": {}, "records": [], "kernels": [], "forms": {}, "unfused_ms": {}}
+        empty: Result = {"machine": {}, "records": [], "kernels": [], "forms": {}, "unfused": []}
         self.held: Result = empty | (json.loads(path.read_text()) if path.exists() else {})
 
     def has(self, network: str, batch: int) -> bool:
@@ -252,7 +252,11 @@ class Run:
             "floor_ms": fused.get("floor_ms"),
         }
         self._say(json.dumps(record))
-        self.results.held["unfused_ms"][f"{network.name} {batch}"] = parts["pcn_unfused"].get("ms")
+        if parts["pcn_unfused"]:
+            kept = {key: record[key] for key in ("network", "batch", "dtype", "device", "parent_ms")}
+            unfused_ms = parts["pcn_unfused"]["ms"]
+            unfused = {**kept, "unfused_ms": unfused_ms, "ratio": unfused_ms / parent["ms"]}
+            self.results.put("unfused", ("network", "batch", "dtype", "device"), unfused)
         self.results.put("records", ("network", "batch", "dtype", "device"), record)
 
     def _reports(self, label: str, limit_s: float, task: Any, *arguments: Any) -> Iterator[Result]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pcn.fusion import plain
-from pcn.fusion.layers import FusedLayer
+from pcn.fusion.layers import FusedConv2d, FusedLayer
 from pcn.fusion.norms import FusedNorm
 from pcn.nn import PCModule
 from pcn.untouched import untouched
@@ -19,23 +19,24 @@ OPTIMIZER_BYTES = 5 * 4  # a trained fp32 number: read with its gradient and mom
 def step_bytes(model: nn.Module, batch: Tensor, itemsize: int) -> int:
     """Bytes moved forward and back by batch norms, layers and the optimizer; everything else is free here."""
     moved = 0
+    with_moments = [module.use.norm for module in model.modules() if isinstance(module, FusedConv2d)]
     for module, positions, outputs in _seen(model, batch):
         if isinstance(module, FusedNorm):
-            moved += norm_elements(module, positions)
+            moved += norm_elements(module, positions, given=any(module is each for each in with_moments))
         else:
             moved += layer_elements(module, positions, outputs)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return moved * itemsize + trained * OPTIMIZER_BYTES
 
 
-def norm_elements(norm: FusedNorm, positions: int) -> int:
-    """What a fused batch norm reads and writes, in elements: statistics, forward pass, sums, gradients."""
+def norm_elements(norm: FusedNorm, positions: int, *, given: bool) -> int:
+    """What a fused batch norm reads and writes, in elements: statistics if not given, forward pass, sums, gradients."""
     chain, width = norm.chain, norm.num_features
     rank = chain.readers[0].rank if chain.readers else 0
     emit = width if chain.emit or not chain.relu else 0
     added = width if chain.added else 0
     coming = rank + emit  # a gradient for each output
-    forward = width + (width + added + rank + emit)
+    forward = (0 if given else width) + (width + added + rank + emit)
     sums = width + coming + 2 * added  # what shows where ReLU let through, and the gradient of what was added
     gradients = width + (width if chain.added else coming) + width
     return positions * (forward + sums + gradients)

@@ -38,6 +38,13 @@ RECORDS: list[Column] = [
     ("J per step: parent", _number("parent_energy_j", 3)),
     ("PCN", _number("pcn_energy_j", 3)),
 ]
+UNFUSED: list[Column] = [
+    ("network", _text("network")),
+    ("batch", _text("batch")),
+    ("parent, ms", _number("parent_ms", 2)),
+    ("PCN without fusion, ms", _number("unfused_ms", 2)),
+    ("PCN / parent", _number("ratio", 2)),
+]
 KERNELS: list[Column] = [
     ("kernel", _text("kernel")),
     ("width → rank", lambda row: f"{row['width']} → {row['rank']}"),
@@ -45,6 +52,7 @@ KERNELS: list[Column] = [
     ("µs", _number("time_us", 1)),
     ("MiB", _number("mib", 0)),
     ("share of a copy's speed (%)", _number("share_of_copy", 0, 100.0)),
+    ("PyTorch's own, µs", _number("library_us", 1)),
 ]
 
 
@@ -58,9 +66,8 @@ def tables(path: Path = RESULTS) -> str:
         f"`benchmarks/step_time.py`, {machine['device']}, torch {machine['torch']}, a copy moves "
         f"{machine['copy_bytes_per_s'] / 1e12:.2f} TB/s:"
     )
-    parts = [
-        table(columns, found[kind]) for kind, columns in (("records", RECORDS), ("kernels", KERNELS)) if found[kind]
-    ]
+    kinds = (("records", RECORDS), ("unfused", UNFUSED), ("kernels", KERNELS))
+    parts = [table(columns, found[kind]) for kind, columns in kinds if found[kind]]
     return "\n\n".join([head, *parts])
 
 

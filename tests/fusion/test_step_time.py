@@ -76,8 +76,9 @@ def test_a_layer_with_its_batch_norm_moves_what_the_documentation_says(step_time
     model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), layer)
     fuse_(model, torch.randn(2, 3, 6, 6))
     positions = 100
-    moved = norm_elements(model[1], positions) + layer_elements(layer, (positions, 64), positions * 64)
-    assert moved == 9.5 * 64 * positions
+    of_norm = norm_elements(model[1], positions, given=True)
+    assert of_norm + layer_elements(layer, (positions, 64), positions * 64) == 8.5 * 64 * positions
+    assert norm_elements(model[1], positions, given=False) == of_norm + 64 * positions
 
 
 def test_every_network_can_be_built(step_time: ModuleType) -> None:
@@ -100,5 +101,7 @@ def test_the_tables_in_the_documentation_are_those_of_the_results(step_time: Mod
     assert tables(tmp_path / "none.json") == NOTHING
     row = {"kernel": "k", "width": 64, "rank": 16, "rows": 2048, "time_us": 1.25, "mib": 3.0, "share_of_copy": 0.61}
     machine = {"device": "cpu", "torch": "2", "copy_bytes_per_s": 2e12}
-    (tmp_path / "some.json").write_text(json.dumps({"machine": machine, "records": [], "kernels": [row]}))
-    assert "| k | 64 → 16 | 2,048 | 1.2 | 3 | 61 |" in tables(tmp_path / "some.json")
+    (tmp_path / "some.json").write_text(
+        json.dumps({"machine": machine, "records": [], "unfused": [], "kernels": [row]})
+    )
+    assert "| k | 64 → 16 | 2,048 | 1.2 | 3 | 61 |  |" in tables(tmp_path / "some.json")
