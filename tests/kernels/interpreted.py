@@ -77,7 +77,7 @@ def convolutions(x: Tensor, weight: Tensor, d_y: Tensor, stride: int, padding: i
     images, filters, coming = (each.permute(0, 2, 3, 1).contiguous() for each in (x, weight, d_y))
 
     def ours(of: str) -> list[Any]:
-        launches = getattr(conv_launches, f"{of}_launches")(geometry, x.dtype)
+        launches = getattr(conv_launches, f"{of}_launches")(geometry, x)
         return [launch for launch in launches if launch != STOCK]
 
     def forward(launch: Any) -> list[Tensor]:

@@ -61,6 +61,13 @@ def test_patches_are_copied_to_the_chip_while_others_are_multiplied() -> None:
         assert "wgmma" in assembly
 
 
+def test_no_more_products_are_waited_for_than_the_hardware_counts() -> None:
+    for name in ("convolution", "convolution's weight", "convolution's weight in groups"):
+        waits = re.findall(r"wgmma\.wait_group\S*\s+(\d+)", compile_for_hopper(*KERNELS[name]).asm["ptx"])
+        assert waits
+        assert max(map(int, waits)) <= 7
+
+
 def compile_for_hopper(kernel: Any, given: dict[str, Any]) -> Any:
     constants: dict[str, Any] = {}
     signature: dict[str, str] = {}

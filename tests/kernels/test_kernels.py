@@ -209,22 +209,25 @@ def test_tuning_remembers_the_fastest(device: str, tmp_path: Any) -> None:
         assert CHOICES.found.keys() >= new
 
 
-def test_a_remembered_launch_that_does_not_fit_gives_way_to_the_usual_one() -> None:
+def test_launches_that_do_not_fit_give_way_to_the_next() -> None:
     errors = pytest.importorskip("triton.runtime.errors")
     from pcn.kernels.launch import Choices
 
-    choices, usual, large = Choices(), Launch(16, 32), Launch(256, 128)
-    choices.found["a kernel"] = large
+    usual, small, large = Launch(128, 128), Launch(16, 32), Launch(256, 128)
     ran: list[Launch] = []
 
-    def run(launch: Launch) -> None:
+    def run(launch: Launch) -> int:
         ran.append(launch)
-        if launch == large:
+        if launch != small:
             raise errors.OutOfResources(2, 1, "shared memory")
+        return launch.rows
 
-    for _ in range(2):
-        choices.launch("a kernel", usual, run)
-    assert ran == [large, usual, usual]
+    choices = Choices()
+    choices.found["a kernel"] = large
+    assert [choices.launch("a kernel", [usual, small], run) for _ in range(2)] == [16, 16]
+    assert ran == [large, usual, small, small]
+    with pytest.raises(errors.OutOfResources):
+        choices.launch("another", [usual, large], run)
 
 
 def test_launches_are_remembered_by_their_product_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""A convolution of few channels, and the moments of what comes out while it is still on the chip."""
+"""A convolution of few channels, and the moments of what comes out while it is still on the chip.
+
+Programs own ranges of positions, tile by tile. What they find of the moments is merged as that of batch_moments is.
+"""
 
 # A kernel's arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment"
@@ -13,7 +16,7 @@ from pcn.kernels.conv_launches import chunks, share
 from pcn.kernels.conv_patches import corners, patches
 from pcn.kernels.conv_reference import Geometry
 from pcn.kernels.launch import Launch
-from pcn.kernels.moments_kernel import MERGED, _merge
+from pcn.kernels.moments_kernel import merge
 from pcn.kernels.tiles import multiply, offset_of, precision
 
 
@@ -22,7 +25,7 @@ def convolve(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the convolution, and the moments of its channels (empty unless wanted); channels are last in all three.
 
-    Reversed, the weight is one whose gradient of the images is convolved: filters and channels have changed places.
+    Reversed, the weight is that of the convolution whose images' gradient this is: (channels, ..., filters).
     """
     filters = geometry.filters
     y = images.new_empty(len(images), geometry.out_height, geometry.out_width, filters)
@@ -42,8 +45,7 @@ def convolve(
         num_warps=launch.warps,
     )  # fmt: skip
     if moments:
-        grid = (triton.cdiv(filters, 16),)
-        _merge[grid](held, mean, variance, count, each, parts, filters, MERGED=MERGED, COLUMNS=16)
+        merge(held, mean, variance, count, each)
     return y, mean, variance
 
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import torch
 import triton
+from torch import Tensor
 
 from pcn.kernels.conv_reference import Geometry
 from pcn.kernels.launch import STOCK, Launch, programs
+from pcn.kernels.tiles import precision
 
-NARROW = 64  # channels up to which our kernels are the usual ones
+NARROW = 32  # channels up to which our kernels are the usual ones
 LARGEST_KEPT = 18432  # numbers of a weight's tile that stays on the chip
 LONGEST_AHEAD = 160  # numbers of a patch of which tiles are read ahead as a whole
 OFFSETS = 2**31  # within a tile: they have 32 bits
@@ -43,30 +45,30 @@ BACK = [
 WEIGHT = [
     Launch(64, 64, 4, 2, depth=128, per_processor=4),
     Launch(64, 64, 4, 3, depth=128, per_processor=2),
-    Launch(64, 64, 4, 2, depth=0, per_processor=3),
+    Launch(64, 64, 4, 2, depth=64, per_processor=2),
     Launch(64, 64, 4, 2, depth=128, per_processor=4, near=True),
     Launch(64, 64, 4, 1, depth=128, per_processor=4),
     Launch(64, 128, 8, 2, depth=128, per_processor=1),
-    Launch(64, 128, 8, 3, depth=0, per_processor=1),
+    Launch(64, 128, 8, 3, depth=64, per_processor=1),
 ]
 
 
-def forward_launches(geometry: Geometry, dtype: torch.dtype) -> list[Launch]:
+def forward_launches(geometry: Geometry, x: Tensor) -> list[Launch]:
     """Ways to convolve, the usual one first."""
     if geometry.patch <= LONGEST_AHEAD:
-        return _with_stock(AHEAD, geometry, dtype)
-    return _with_stock((KEPT if _keeps(geometry) else []) + STEPWISE, geometry, dtype)
+        return _with_stock(AHEAD, geometry, x)
+    return _with_stock((KEPT if _keeps(geometry) else []) + STEPWISE, geometry, x)
 
 
-def weight_launches(geometry: Geometry, dtype: torch.dtype) -> list[Launch]:
+def weight_launches(geometry: Geometry, x: Tensor) -> list[Launch]:
     """Ways to find the weight's gradient, the usual one first."""
-    return _with_stock(WEIGHT, geometry, dtype)
+    return _with_stock(WEIGHT, geometry, x)
 
 
-def input_launches(geometry: Geometry, dtype: torch.dtype) -> list[Launch]:
+def input_launches(geometry: Geometry, x: Tensor) -> list[Launch]:
     """Ways to find the images' gradient, the usual one first."""
     back = backwards(geometry)
-    return [STOCK] if back is None else _with_stock((BACK_KEPT if _keeps(back) else []) + BACK, back, dtype)
+    return [STOCK] if back is None else _with_stock((BACK_KEPT if _keeps(back) else []) + BACK, back, x)
 
 
 def backwards(geometry: Geometry) -> Geometry | None:
@@ -83,12 +85,14 @@ def backwards(geometry: Geometry) -> Geometry | None:
     )
 
 
-def _with_stock(ours: list[Launch], geometry: Geometry, dtype: torch.dtype) -> list[Launch]:
-    if not _fits(geometry):
+def _with_stock(ours: list[Launch], geometry: Geometry, x: Tensor) -> list[Launch]:
+    exact = x.dtype == torch.float32 and precision(x) == "ieee"  # not for tensor cores
+    if exact or not _fits(geometry):
         return [STOCK]
-    narrowed = [replace(launch, columns=min(launch.columns, _columns(geometry))) for launch in ours]
-    usual = dtype.itemsize < 4 and min(geometry.channels, geometry.filters) <= NARROW  # fp32 may be without TF32
-    return [*dict.fromkeys(narrowed), STOCK] if usual else [STOCK, *dict.fromkeys(narrowed)]
+    columns = _columns(geometry)
+    ours = [replace(each, columns=min(each.columns, columns)) for each in ours if each.columns <= max(64, columns)]
+    narrow = min(geometry.channels, geometry.filters) <= NARROW
+    return [*ours, STOCK] if narrow else [STOCK, *ours]
 
 
 def _keeps(geometry: Geometry) -> bool:

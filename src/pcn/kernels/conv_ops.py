@@ -49,7 +49,7 @@ def narrow_conv(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[T
         y, mean, variance = convolve(_last(x), _last(weight), geometry, launch, moments=True, reversed=False)
         return y.permute(0, 3, 1, 2), mean, variance
 
-    return CHOICES.run(_key("conv", geometry, x), forward_launches(geometry, x.dtype), x.device, run)
+    return CHOICES.run(_key("conv", geometry, x), forward_launches(geometry, x), x.device, run)
 
 
 NARROW_CONV_WEIGHT = (
@@ -76,7 +76,7 @@ def narrow_conv_weight(
             return reference.narrow_conv_weight(x, d_y, *given)
         return weight_gradient(_last(x), _last(d_y), geometry, launch).permute(0, 3, 1, 2)
 
-    return CHOICES.run(_key("conv_weight", geometry, x), weight_launches(geometry, x.dtype), x.device, run)
+    return CHOICES.run(_key("conv_weight", geometry, x), weight_launches(geometry, x), x.device, run)
 
 
 NARROW_CONV_INPUT = "(Tensor d_y, Tensor weight, int height, int width, int stride, int padding) -> Tensor d_x"
@@ -102,7 +102,7 @@ def narrow_conv_input(d_y: Tensor, weight: Tensor, height: int, width: int, stri
         d_x, *_ = convolve(_last(d_y), _last(weight), back, launch, moments=False, reversed=True)
         return d_x.permute(0, 3, 1, 2)
 
-    return CHOICES.run(_key("conv_input", geometry, d_y), input_launches(geometry, d_y.dtype), d_y.device, run)
+    return CHOICES.run(_key("conv_input", geometry, d_y), input_launches(geometry, d_y), d_y.device, run)
 
 
 def _last(images: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from pcn.kernels.launch import Launch, programs
 from pcn.kernels.tiles import multiply, offset_of, precision
 
 REGISTERS = 144  # of a thread, for sums
+IN_FLIGHT = 3  # products of one tile: those of two tiles are under way at once, and the hardware counts to seven
 ADDED = 8192  # programs' sums that are added up at once
 
 
@@ -48,14 +49,14 @@ def weight_gradient(images: Tensor, coming: Tensor, geometry: Geometry, launch: 
 def _groups(geometry: Geometry, launch: Launch, depth: int, rest: int) -> tuple[int, int, int]:
     """How many chunks of a patch one program sums up, how many programs that takes, and the rest of the patch.
 
-    Where registers are too few for all sums, each program has as many whole chunks as the others.
+    Where all sums are too many for one program, each has as many whole chunks as the others.
     """
-    most = REGISTERS * 32 * launch.warps // launch.columns
+    registers = REGISTERS * 32 * launch.warps // launch.columns
     whole = geometry.patch // depth
-    if whole * depth + rest <= most:
+    if whole * depth + rest <= registers and whole + bool(rest) <= IN_FLIGHT:
         return whole, 1, rest
     number = triton.cdiv(geometry.patch, depth)
-    groups = triton.cdiv(number, max(1, most // depth))
+    groups = triton.cdiv(number, min(max(1, registers // depth), IN_FLIGHT))
     return triton.cdiv(number, groups), groups, 0
 
 

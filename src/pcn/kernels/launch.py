@@ -1,6 +1,7 @@
 """How a kernel is launched: tile sizes and warps from a short list, the first of it unless others were timed faster.
 
-Timing happens inside ``with tuning():`` only; what it finds is remembered in this process and, with a path, in a file.
+What PyTorch has for the same may be on that list too. Timing happens inside ``with tuning():`` only; what it finds is
+remembered in this process and, with a path, in a file.
 The number of rows is no part of what is remembered: it hardly changes which tile is the best.
 """
 
@@ -19,6 +20,7 @@ from pcn.folders import write_whole
 
 PACKAGED = Path(__file__).with_name("launches.json")  # found on devices that were at hand
 REPEATS = 10  # of every candidate, after one that compiles
+HEAD_START = 10_000_000  # cycles that a device waits while they are launched: launching is no part of their time
 
 
 @dataclass(frozen=True)
@@ -59,20 +61,21 @@ class Choices:
             key = f"{torch.cuda.get_device_name(device)} {key}"
             if self.tuning and key not in self.found and not torch.cuda.is_current_stream_capturing():
                 self.found[key] = min(candidates, key=lambda launch: _time_ms(run, launch))
-            return self.launch(key, candidates[0], run)
+            return self.launch(key, candidates, run)
 
-    def launch(self, key: str, usual: Launch, run: Run[Result]) -> Result:
-        """Run the launch that was found, or the usual one: also where the device has too little for what was found."""
-        found = self.found.get(key, usual)
-        if found == usual:
-            return run(usual)
+    def launch(self, key: str, candidates: Sequence[Launch], run: Run[Result]) -> Result:
+        """Run the launch that was found, or the usual one; where the device has too little for it, the next one."""
+        first = self.found.get(key, candidates[0])
+        others = [launch for launch in candidates if launch != first]
+        if not others:
+            return run(first)
         from triton.runtime.errors import OutOfResources
 
         try:
-            return run(found)
+            return run(first)
         except OutOfResources:
-            self.found[key] = usual
-            return run(usual)
+            self.found[key] = others[0]
+            return self.launch(key, others, run)
 
     def save(self, path: Path) -> None:
         text = json.dumps({key: asdict(launch) for key, launch in self.found.items()}, indent=1) + "\n"
@@ -110,6 +113,7 @@ def _time_ms(run: Run[Any], launch: Launch) -> float:
     except OutOfResources:
         return float("inf")
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(HEAD_START)
     begin.record()
     for _ in range(REPEATS):
         run(launch)

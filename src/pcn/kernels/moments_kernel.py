@@ -47,8 +47,14 @@ def moments(rows: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor, 
         )  # fmt: skip
 
     CHOICES.run(f"moments {width} {rows.dtype} {other is not None}", candidates, rows.device, run)
-    _merge[(triton.cdiv(width, 16),)](held, mean, variance, count, each, parts, width, MERGED=MERGED, COLUMNS=16)
+    merge(held, mean, variance, count, each)
     return total, mean, variance
+
+
+def merge(held: Tensor, mean: Tensor, variance: Tensor, count: int, each: int) -> None:
+    """Write the mean and biased variance of all rows, given what programs found in their own ``each``."""
+    parts, _, width = held.shape
+    _merge[(triton.cdiv(width, 16),)](held, mean, variance, count, each, parts, width, MERGED=MERGED, COLUMNS=16)
 
 
 @triton.jit(do_not_specialize=["count", "each"])
