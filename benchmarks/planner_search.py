@@ -1,9 +1,9 @@
 """Try ways to plan and to switch against each other on WideResNet-20, cheaply: 20 epochs, on the validation split only.
 
     python benchmarks/planner_search.py --data DIR --together 6 --time-limit 1700
-    python benchmarks/planner_search.py --data DIR --arms default taylor --seeds 0 1 2
+    python benchmarks/planner_search.py --data DIR --arms "plain directions" taylor --seeds 0 1 2
     python benchmarks/planner_search.py --data DIR --arms promising             # those of PROMISING, in that order
-    python benchmarks/planner_search.py --table                # paired differences from the first arm, from the results
+    python benchmarks/planner_search.py --table                # differences from a narrower network, from the results
 
 An arm is one line of ARMS below: a name, and what it changes in the settings of the first arm, or a switch of its own.
 Runs of one seed fork from one parent, but for plain narrower networks, which are trained from scratch; they are added
@@ -42,7 +42,7 @@ NOTHING = "No trial of the search is recorded yet."
 NARROW = {"model": "peers.networks:narrow"}
 WHITENED = {"precondition": 1.0}
 ARMS: dict[str, dict[str, Any]] = {
-    "default": {},
+    "plain directions": {},
     "narrow": NARROW,
     "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
     "paper's ranks": {"params": None, "pcn": "wide_resnet20-pcn1"},
@@ -53,6 +53,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "two-sided, half and half": {"params": None, "rank": "0.5", "output_rank": 0.5, "exclude": ("conv1", "fc")},
     "precondition 1/4": {"precondition": 0.25},
     "precondition 1/2": {"precondition": 0.5},
+    "precondition 1/2, taylor": {"precondition": 0.5, "worth": "taylor"},
     "precondition 3/4": {"precondition": 0.75},
     "precondition 3/4, taylor": {"precondition": 0.75, "worth": "taylor"},
     "precondition 1": WHITENED,
@@ -82,19 +83,26 @@ ARMS: dict[str, dict[str, Any]] = {
     "basis trained": {"train_basis": True},
     "two cuts": {"carry_state": False, "switch": partial(TwoCuts, first=0.5, again_at=5)},  # beside fresh optimizer
     "basis trained to epoch 5": {"carry_state": False, "switch": partial(BasisTrainedFirst, again_at=5)},
+    "precondition 1, basis trained to epoch 5, taylor": {
+        **WHITENED,
+        "worth": "taylor",
+        "carry_state": False,
+        "switch": partial(BasisTrainedFirst, again_at=5),
+    },
     "decay 5e-4": {"weight_decay": 5e-4},
     "switch after 1": {"switch_at": "1"},
     "switch after 4": {"switch_at": "4"},
     "switch after 8": {"switch_at": "8"},
 }
-PROMISING = (  # as far as small networks say
+PROMISING = (  # to be tried first
     "precondition 1, taylor",
     "precondition 1, divergence",
     "precondition 1, switch after 4, taylor",
     "precondition 1, decay 5e-4, taylor",
     "narrow, decay 5e-4",  # beside the one above
+    "precondition 1/2, taylor",
     "precondition 1, two-sided, taylor",
-    "precondition 1, random basis",
+    "precondition 1, basis trained to epoch 5, taylor",
 )
 FIELDS = (
     "trainable_params",
@@ -142,7 +150,8 @@ def settings(item: Trunk | Trial, data: Path) -> Settings:
     if item.trunk is None:
         options = {"parent": base.model, "options": base.model_options, "target": TARGET}
         return replace(base, model_options=options, **changes)
-    return replace(base, **{"params": TARGET, "switch_at": str(SWITCH), **changes})
+    usual = {"params": TARGET, "switch_at": str(SWITCH), "precondition": 0.0}
+    return replace(base, **{**usual, **changes})
 
 
 class Search:
@@ -208,18 +217,18 @@ class Search:
 
 
 def table(records: Sequence[Record]) -> str:
-    """A row for each arm: its validation accuracy, and the paired difference from the first arm."""
+    """A row for each arm: its validation accuracy, and the paired difference from a plain narrower network."""
     if not records:
         return NOTHING
     by_arm = {arm: [r for r in records if r["arm"] == arm] for arm in ARMS}
-    first = by_arm[next(iter(ARMS))]
-    head = ["arm", "runs", "trainable", "after the switch (%)", "validation (%)", "minus the first arm (95%)"]
-    return markdown(head, [_row(arm, runs, first) for arm, runs in by_arm.items() if runs])
+    head = ["arm", "runs", "trainable", "after the switch (%)", "validation (%)", "minus narrow (95%)"]
+    return markdown(head, [_row(arm, runs, by_arm["narrow"]) for arm, runs in by_arm.items() if runs])
 
 
-def _row(arm: str, runs: list[Record], first: list[Record]) -> list[str]:
+def _row(arm: str, runs: list[Record], narrow: list[Record]) -> list[str]:
     name = "validation_accuracy"
-    difference = None if runs is first else paired_difference(by_seed(runs, name), by_seed(first, name))
+    beside = None if runs is narrow or not narrow else by_seed(narrow, name)
+    difference = None if beside is None else paired_difference(by_seed(runs, name), beside)
     return [
         arm,
         str(len(runs)),

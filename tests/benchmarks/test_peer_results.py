@@ -153,7 +153,7 @@ def test_every_arm_of_the_search_can_be_set_up(tmp_path: Path) -> None:
     from pcn.models import wide_resnet20
     from pcn.training.requests import requested
 
-    assert next(iter(search.ARMS)) == "default"
+    assert next(iter(search.ARMS)) == "plain directions"
     names = [name for name, _ in wide_resnet20(width=4).named_modules()]
     for arm in search.ARMS:
         trial = search.Trial(arm, 3)
@@ -171,9 +171,9 @@ def test_every_arm_of_the_search_can_be_set_up(tmp_path: Path) -> None:
 def test_promising_arms_are_asked_for_as_a_group() -> None:
     import planner_search as search
 
-    asked = search.arguments().parse_args(["--arms", "narrow", "promising", "default"]).arms
+    asked = search.arguments().parse_args(["--arms", "narrow", "promising", "plain directions"]).arms
     first, *rest = search.named(asked)
-    assert (first, rest[:-1], rest[-1]) == ("narrow", list(search.PROMISING), "default")
+    assert (first, rest[:-1], rest[-1]) == ("narrow", list(search.PROMISING), "plain directions")
     assert set(search.PROMISING) <= set(search.ARMS)
 
 
@@ -195,7 +195,7 @@ def test_trials_of_the_search_fork_from_one_trunk(tiny_search: Any, monkeypatch:
     from peers.one_run import run
 
     monkeypatch.setattr(search, "EPOCHS", 3)
-    tiny_search.options.arms = arms = ["default", "fresh optimizer"]
+    tiny_search.options.arms = arms = ["plain directions", "fresh optimizer"]
     trunk, *trials = tiny_search.left()
     assert (trunk, trials) == (search.Trunk(0, 1), [search.Trial(arm, 0) for arm in arms])
     for item in (trunk, *trials):
@@ -239,16 +239,15 @@ def test_every_arm_of_the_search_trains(tiny_search: Any) -> None:
     assert [record["arm"] for record in tiny_search.records.records] == list(search.ARMS)
 
 
-def test_the_search_compares_arms_with_the_first() -> None:
+def test_the_search_compares_arms_with_a_narrower_network() -> None:
     import planner_search as search
 
     def trial(arm: str, seed: int, accuracy: float) -> dict[str, Any]:
         sizes = {"trainable_params": 1_094_154, "validation_after_switch": 50.0}
         return {"arm": arm, "seed": seed, "validation_accuracy": accuracy, **sizes}
 
-    first, *others = search.ARMS
-    records = [trial(first, 0, 90.0), trial(first, 1, 90.4), trial(others[0], 0, 90.5), trial(others[0], 1, 90.8)]
-    lines = search.table(records).splitlines()
-    assert lines[2] == f"| {first} | 2 | 1,094,154 | 50.00 | 90.20 |  |"
-    assert lines[3].startswith(f"| {others[0]} | 2 | 1,094,154 | 50.00 | 90.65 | +0.45 (-0.19 to +1.09) |")
+    narrow = [trial("narrow", 0, 90.0), trial("narrow", 1, 90.4)]
+    lines = search.table([*narrow, trial("taylor", 0, 90.5), trial("taylor", 1, 90.8)]).splitlines()
+    assert lines[2] == "| narrow | 2 | 1,094,154 | 50.00 | 90.20 |  |"
+    assert lines[3].startswith("| taylor | 2 | 1,094,154 | 50.00 | 90.65 | +0.45 (-0.19 to +1.09) |")
     assert len(lines) == 4
