@@ -113,3 +113,20 @@ def test_frozen_layers_neither_spend_nor_save() -> None:
     plan = pcn.compress_(model, [BATCH], params=0.85)
     assert plan.layers["7"].rank is None
     assert count(model).trainable <= limit
+
+
+@pytest.mark.parametrize(("config", "expected"), [
+    (pcn.PCNConfig(), 1.0),
+    (pcn.PCNConfig(precondition=0.0), 0.0),
+    (pcn.PCNConfig(precondition=0.5), 0.5),
+    (pcn.PCNConfig(order="kept_block"), 0.0),
+])  # fmt: skip
+def test_within_a_budget_directions_are_whitened_unless_something_else_is_asked_for(
+    config: pcn.PCNConfig, expected: float
+) -> None:
+    model = network()
+    stats = pcn.analyze(model, [BATCH])
+    within = pcn.make_plan(model, stats, pcn.Budget(0.5, config=config))
+    assert {layer.precondition for layer in within.transformed} == {expected}
+    ranks = pcn.make_plan(model, stats, pcn.PCNConfig(rank=0.5))  # the paper's own coordinates
+    assert {layer.precondition for layer in ranks.transformed} == {0.0}

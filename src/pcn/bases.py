@@ -83,7 +83,7 @@ def _directions(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Direct
     else:
         weight = by_group(_weight(layer, model).to(covariance), layer.groups)
         found = directions.response(covariance, weight, layer.rank)
-    return directions.uncorrelated(found, covariance) if layer.precondition else found
+    return directions.uncorrelated(found, covariance)
 
 
 def _weight(layer: LayerPlan, model: nn.Module) -> Tensor:

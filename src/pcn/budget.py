@@ -40,9 +40,10 @@ class Budget:
     flops: Limit = None
     step_ms: Limit = None
     memory_mib: Limit = None
-    step: int = 8  # ranks are handed out in steps of this, which also suits the hardware
+    step: int = 8  # ranks are handed out in steps of this, and channels kept, which also suits the hardware
     worth: Worth = field(default_factory=Response)  # what the directions of a layer are worth
     two_sided: bool = False  # choose the number of trained outputs of each layer as well
+    drop_channels: bool = False  # choose which output channels go as well, coupled ones together
     batch: int | None = None  # samples of a step, for time and memory; None: as many as the batch has that is looked at
     optimizer: str | None = None  # whose state counts: sgd, momentum or adam; None: the one that is given, or momentum
     config: PCNConfig = field(default_factory=PCNConfig)
@@ -65,8 +66,19 @@ class Budget:
                     f"{name}={getattr(self.config, name)!r} beside a budget, which chooses for every layer: "
                     "give it in a rule for the layers that are meant (two_sided=True chooses output ranks)"
                 )
+        if self.drop_channels:
+            self._check_drops()
         if isinstance(self.worth, type) or not isinstance(self.worth, Worth):
             raise ConfigError(f"worth={self.worth!r}: give Response(), Taylor(...), Divergence(...) or one of your own")
+
+    def _check_drops(self) -> None:
+        if self.params is None and self.flops is None:
+            raise ConfigError(
+                "drop_channels=True without params or flops: time and memory are measured with all channels in place"
+            )
+        ruled = next((name for name, rule in self.config.layers.items() if rule.keep_outputs is not None), None)
+        if ruled is not None:
+            raise ConfigError(f"drop_channels=True, but layers[{ruled!r}] says what to keep: choose one of them")
 
     @property
     def units(self) -> tuple[str, ...]:

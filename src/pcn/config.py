@@ -170,7 +170,8 @@ class PCNConfig:
     order: Order = "truncate_first"
     output_rank: int | float | None = None  # the same from the other side: outputs that are trained and then expanded
     basis: BasisKind = "pca"  # "response": those that matter most to the layer's output; "random": a control
-    precondition: float = 0.0  # 0 to 1: how far the directions are brought to the same variance
+    # 0 to 1: how far the directions are brought to the same variance; None: not at all, and fully within a budget
+    precondition: float | None = None
     multiple_of: int = 1  # ranks are rounded up to a multiple of this, never above the width
     skip_larger: bool = True  # leave a layer alone that would not get smaller, its basis included
     train_basis: bool = False  # the authors' option: the basis is trained too
@@ -183,7 +184,7 @@ class PCNConfig:
         object.__setattr__(self, "exclude", (self.exclude,) if isinstance(self.exclude, str) else tuple(self.exclude))
         LayerRule(self.rank, self.keep_outputs, self.order, self.output_rank)
         _check_choice("basis", self.basis, BASES)
-        if not (_is_number(self.precondition) and 0 <= self.precondition <= 1):
+        if not (self.precondition is None or (_is_number(self.precondition) and 0 <= self.precondition <= 1)):
             raise ConfigError(f"precondition={self.precondition!r}: give a number from 0 (not at all) to 1 (fully)")
         if isinstance(self.multiple_of, bool) or not isinstance(self.multiple_of, int) or self.multiple_of < 1:
             raise ConfigError(f"multiple_of={self.multiple_of!r}: give a whole number of at least 1")

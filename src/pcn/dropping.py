@@ -12,7 +12,7 @@ from pcn.config import PCNConfig
 from pcn.errors import ConfigError, PCNError, TraceError
 from pcn.example import Example
 from pcn.graph import ChannelGraph, check_couplings
-from pcn.keep import Choice, Request, Wiring, choose, class_scores
+from pcn.keep import Request, Wiring, choose, class_scores
 from pcn.layers import LAYER_TYPES
 from pcn.plan import Cut, LayerPlan, Plan, Slices
 from pcn.ranks import NO_RANK
@@ -32,11 +32,12 @@ def plan_outputs(
     """Choose the outputs to drop, prove on a copy without weights that the model still runs, and write them down."""
     wiring = wiring_of(plan, graph)
     requests, reasons = _possible(requests, wiring, plan)
-    blocked = _blocked(plan, config, graph, wiring)
+    blocked = must_stay(plan, config, graph, wiring)
     scores = _scores(plan, stats, wiring)
     choice = choose(requests, wiring, blocked, scores)
-    while choice.dropped.any() and (why := _failure(model, example, graph, choice.dropped)) is not None:
-        blocked = {**blocked, **_hard_coded(model, example, graph, wiring, requests, choice, why)}
+    while choice.dropped.any() and (why := cut_failure(model, example, graph, choice.dropped)) is not None:
+        components = _components(requests, wiring, choice.dropped)
+        blocked = {**blocked, **hard_coded(model, example, graph, components, choice.dropped, why)}
         choice = choose(requests, wiring, blocked, scores)
     return without_classes(plan, graph, choice.dropped, {**reasons, **choice.reasons})
 
@@ -77,7 +78,7 @@ def _possible(requests: list[Request], wiring: Wiring, plan: Plan) -> tuple[list
     return [r for r in requests if r.layer not in missing], missing
 
 
-def _blocked(plan: Plan, config: PCNConfig, graph: ChannelGraph, wiring: Wiring) -> dict[int, str]:
+def must_stay(plan: Plan, config: PCNConfig, graph: ChannelGraph, wiring: Wiring) -> dict[int, str]:
     """Say which classes must stay and why: every reader of a dropped channel must be transformed itself."""
     blocked = dict(graph.pinned)
     transformed = {layer.name for layer in plan.transformed}
@@ -114,7 +115,7 @@ def _scores(plan: Plan, stats: Statistics | None, wiring: Wiring) -> Tensor:
     return class_scores(wiring, rows, {name: plan.layers[name].activation or name for name in rows})
 
 
-def _failure(model: nn.Module, example: Example, graph: ChannelGraph, dropped: Tensor) -> str | None:
+def cut_failure(model: nn.Module, example: Example, graph: ChannelGraph, dropped: Tensor) -> str | None:
     """Trace a copy without the dropped channels; return what goes wrong, or None."""
     try:
         check_couplings(skeleton(model, _slices(graph, dropped)), example, graph, dropped)
@@ -125,20 +126,21 @@ def _failure(model: nn.Module, example: Example, graph: ChannelGraph, dropped: T
     return None
 
 
-def _hard_coded(
+def hard_coded(
     model: nn.Module,
     example: Example,
     graph: ChannelGraph,
-    wiring: Wiring,
-    requests: list[Request],
-    choice: Choice,
+    components: list[Tensor],
+    dropped: Tensor,
     together: str,
 ) -> dict[int, str]:
-    """Find the sets of channels that the model's code does not let go, by dropping one connected set at a time."""
+    """Find the sets of channels that the model's code does not let go, by dropping one connected set at a time.
+
+    ``components`` are masks of those that lose some; ``together`` is what goes wrong when all do.
+    """
     blocked: dict[int, str] = {}
-    components = _components(requests, wiring, choice.dropped)
     for component in components:
-        why = _failure(model, example, graph, component & choice.dropped) if len(components) > 1 else together
+        why = cut_failure(model, example, graph, component & dropped) if len(components) > 1 else together
         if why is not None:
             blocked |= dict.fromkeys(component.nonzero().flatten().tolist(), _written(why))
     # Sets that can go one by one but not together all stay.

@@ -83,14 +83,14 @@ def _groups(plan: Plan, graph: ChannelGraph, wiring: Wiring) -> list[_Group]:
         wished[read] += share * layer.trainable_before
         weights[read] += layer.trainable_before
     found: list[_Group] = []
-    for members in _coupled(wiring):
+    for members in coupled(wiring):
         classes = torch.tensor(sorted(members))
         if members.isdisjoint(graph.pinned) and bool((weights[classes] > 0).all()):
             found.append(_Group(classes, float((wished[classes] / weights[classes]).mean())))
     return found
 
 
-def _coupled(wiring: Wiring) -> list[set[int]]:
+def coupled(wiring: Wiring) -> list[set[int]]:
     """The sets of classes that layers put out, those that overlap taken together."""
     sets: list[set[int]] = []
     for classes in wiring.outputs.values():

@@ -10,20 +10,24 @@ from torch import nn
 
 from pcn.budget import Budget, check_reachable
 from pcn.config import LayerRule, PCNConfig
+from pcn.dropping import without_classes
 from pcn.errors import ConfigError, TraceError
 from pcn.example import Batches, Example, Forward, device_of
 from pcn.graph import ChannelGraph, trace
 from pcn.layers import unwrap
 from pcn.plan import LayerPlan, Plan
 from pcn.planner.allocation import Served
+from pcn.planner.channels import Answer, with_channels
 from pcn.planner.measured import Measured
 from pcn.planner.measuring import measure_costs
 from pcn.planner.options import Option
 from pcn.planner.prices import taken_off
-from pcn.planner.question import Question
+from pcn.planner.question import Known, Question
 from pcn.planner.units import amounts
 from pcn.planning import make_plan
 from pcn.statistics import Statistics
+
+WHITENED = 1.0  # how far directions are preconditioned where nobody says: the planner's ranks train far better so
 
 
 def fit_budget(
@@ -40,11 +44,15 @@ def fit_budget(
     A layer to which the budget gives its full width stays as it is, and so does a frozen one. ``batches`` are needed
     where the worth is measured on them; ``measured`` are costs that :func:`pcn.measure_costs` has found already.
     """
+    if budget.drop_channels:
+        raise ConfigError(
+            "a configuration cannot say which channels go: make_plan(model, stats, budget) gives the plan"
+        )
     check_reachable(model, budget)
     graph = graph or _traced(model, stats)
     measured = measured or _measured(model, stats.example, budget)
     question = Question.of(model, stats, budget, graph, measured)
-    return _as_config(budget, question.answer(stats, batches))
+    return _as_config(budget, question.answer(question.known(stats, batches)))
 
 
 def plan_within(
@@ -62,20 +70,36 @@ def plan_within(
     graph = graph or _traced(model, stats)
     measured = measured or _measured(model, stats.example if example is None else example, budget)
     question = Question.of(model, stats, budget, graph, measured)
-    served = question.answer(stats, batches)
-    plan = make_plan(model, stats, _as_config(budget, served), graph=graph, example=example)
-    explained = {name: _explained(plan.layers[name], each) for name, each in served.items()}
+    answer = _answer(question, question.known(stats, batches), stats, graph, example)
+    plan = make_plan(model, stats, _as_config(budget, answer.served), graph=graph, example=example)
+    if answer.dropped is not None and graph is not None:
+        plan = without_classes(plan, graph, answer.dropped, {})
+    explained = {name: _explained(plan.layers[name], each) for name, each in answer.served.items()}
     for name in question.prices.frozen:
         explained[name] = replace(plan.layers[name], reason=plan.layers[name].reason and "its weight is frozen")
     usage = None if measured is None else measured.expected(plan)
-    return replace(plan, layers={**plan.layers, **explained}, usage=usage)
+    layers = {name: _with_outputs(layer, answer) for name, layer in {**plan.layers, **explained}.items()}
+    return replace(plan, layers=layers, usage=usage)
+
+
+def _answer(question: Question, known: Known, stats: Statistics, graph: ChannelGraph | None, example: Any) -> Answer:
+    """Ranks, with channels where the budget says so."""
+    if not question.budget.drop_channels:
+        return Answer(question.answer(known))
+    if example is not None and not isinstance(example, Example):
+        example = Example.of(example, device=device_of(question.model))
+    return with_channels(question, known, stats, graph, example or stats.example)
 
 
 def _as_config(budget: Budget, served: dict[str, Served]) -> PCNConfig:
     rules = {
         name: LayerRule(rank=each.option.rank, output_rank=each.option.output_rank) for name, each in served.items()
     }
-    return replace(budget.config, rank=None, output_rank=None, layers={**budget.config.layers, **rules})
+    config = budget.config
+    own_bases = "kept_block" in (config.order, *(rule.order for rule in config.layers.values()))
+    power = WHITENED if config.precondition is None and not own_bases else config.precondition
+    layers = {**config.layers, **rules}
+    return replace(config, rank=None, output_rank=None, precondition=power, layers=layers)
 
 
 def _traced(model: nn.Module, stats: Statistics) -> ChannelGraph | None:
@@ -112,6 +136,13 @@ def _explained(layer: LayerPlan, served: Served) -> LayerPlan:
         return replace(layer, reason=why)
     following = _next(served.option, served.following)
     return replace(layer, note="; ".join(filter(None, (layer.note, following))) or None)
+
+
+def _with_outputs(layer: LayerPlan, answer: Answer) -> LayerPlan:
+    """A layer's plan with what the outputs that go are worth, or why none do."""
+    reason = layer.output_reason or answer.reasons.get(layer.name)
+    note = "; ".join(filter(None, (layer.note, answer.notes.get(layer.name)))) or None
+    return replace(layer, note=note, output_reason=reason)
 
 
 def _next(option: Option, following: Option | None) -> str | None:

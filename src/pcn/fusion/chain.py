@@ -17,7 +17,8 @@ class Chain:
 
     ``readers`` are the principal component layers that take the projection: all with the basis of the first. ``emit``
     says that somebody needs the full width as well. ``passed`` are the modules on the way, whose hooks want tensors,
-    and ``before`` those between the batch norm and a convolution of ours that it alone reads.
+    and ``before`` those between the batch norm and a convolution of ours that it alone reads. ``place`` is the batch
+    norm's: the module that holds it, and its name there.
     """
 
     added: bool = False
@@ -26,6 +27,7 @@ class Chain:
     readers: tuple[FusedLayer, ...] = field(default=(), repr=False)
     passed: tuple[nn.Module, ...] = field(default=(), repr=False)
     before: tuple[nn.Module, ...] = field(default=(), repr=False)
+    place: tuple[nn.Module | None, str] = field(default=(None, ""), repr=False)
 
     @property
     def projects(self) -> bool:

@@ -75,7 +75,9 @@ def attach_(model: nn.Module, search: Search, forms: Mapping[str, Form]) -> None
     for chain in search.chains:
         readers = tuple(layers[name] for name in chain.readers)
         passed, before = (tuple(map(model.get_submodule, names)) for names in (chain.passed, chain.before))
-        norms[chain.norm].chain = Chain(chain.added, chain.relu, chain.emit, readers, passed, before)
+        holder, _, child = chain.norm.rpartition(".")
+        place = model.get_submodule(holder), child
+        norms[chain.norm].chain = Chain(chain.added, chain.relu, chain.emit, readers, passed, before, place)
     reading = {chain.source: norms[chain.norm] for chain in search.chains}
     for name, layer in layers.items():
         layer.use = Use(forms[name], norm=reading.get(name))

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
+
+from pcn.fusion.standin import StandIn
 
 if TYPE_CHECKING:
     from pcn.fusion.layers import FusedConv
 
 
-@dataclass(frozen=True, eq=False)
-class Handed:
+class Handed(StandIn):
     """The output without the constant of its layer.
 
     A batch's own mean takes off again what is the same everywhere, so adding it would be a pass over memory for
-    nothing, and its gradient is zero. Only running statistics need it.
+    nothing, and its gradient is zero. Only running statistics need it. Whoever else looks at it sees the output as the
+    layer's own forward gives it, and from then on so does the batch norm.
     """
 
-    product: Tensor
-    layer: FusedConv
-    moments: tuple[Tensor, Tensor] | None = None  # the product's, where they came with it
+    def __init__(self, product: Tensor, layer: FusedConv, moments: tuple[Tensor, Tensor] | None = None) -> None:
+        self.product, self.layer = product, layer
+        self.moments = moments  # the product's, where they came with it
+        self.constant = layer.constant()  # what the product lacks, as the weights are now
+        self.differentiable = torch.is_grad_enabled()
+        self.value: Tensor | None = None
 
-    def constant(self) -> Tensor:
-        """What the output lacks, one number for each channel."""
-        return self.layer.constant()
+    @property
+    def untouched(self) -> bool:
+        """Whether nobody has looked."""
+        return self.value is None
 
     def tensor(self) -> Tensor:
-        """The output as the layer's own forward gives it."""
-        constant = self.constant().to(self.product.dtype)
-        return self.product + constant.view(-1, *[1] * (self.product.dim() - 2))
+        if self.value is None:
+            constant = self.constant.to(self.product.dtype).view(-1, *[1] * (self.product.dim() - 2))
+            with torch.set_grad_enabled(self.differentiable):
+                self.value = self.product + constant
+        return self.value

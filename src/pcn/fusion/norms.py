@@ -11,7 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from pcn.fusion.chain import Chain
 from pcn.fusion.handed import Handed
 from pcn.fusion.hooks import watched
-from pcn.fusion.pending import Pending, full
+from pcn.fusion.pending import Pending
+from pcn.fusion.standin import full
 from pcn.fusion.switch import fuses
 from pcn.kernels.ops import batch_moments, norm_project
 from pcn.kernels.rows import as_rows, from_rows
@@ -24,10 +25,10 @@ class FusedNorm(_BatchNorm):
     chain: Chain
 
     def forward(self, input: Tensor) -> Tensor:
-        handed = input if isinstance(input, Handed) else None
+        handed = input if isinstance(input, Handed) and input.untouched and self.uses_batch else None
         x = full(input) if handed is None else handed.product
-        if not fuses(x) or not self._suits(x) or not (handed is None or self.uses_batch):
-            return super().forward(x if handed is None else handed.tensor())
+        if not fuses(x) or not self._suits(x):
+            return super().forward(full(input))
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
         rows = as_rows(x)
         # A constant that was left out has a gradient of zero: with one, an optimizer decays it like any other weight.
@@ -39,8 +40,9 @@ class FusedNorm(_BatchNorm):
 
     def takes_from(self, layer: nn.Module, x: Tensor) -> bool:
         """Whether a convolution may leave its constant out: nobody sees its output, and the batch's mean counts."""
-        replica = getattr(layer, "_is_replica", False)
-        return self.uses_batch and fuses(x) and not replica and not watched((layer, self, *self.chain.before))
+        holder, name = self.chain.place
+        at_its_place = getattr(holder, name, None) is self and not getattr(layer, "_is_replica", False)
+        return self.uses_batch and fuses(x) and at_its_place and not watched((layer, self, *self.chain.before))
 
     def _suits(self, x: Tensor) -> bool:
         if getattr(self, "_is_replica", False):  # of DataParallel: the chain is on another device
@@ -63,7 +65,7 @@ class FusedNorm(_BatchNorm):
         moments = None if handed is None else handed.moments
         mean, variance = batch_moments(rows.detach()) if moments is None else moments
         if self.training and self.track_running_stats:
-            constant = 0 if handed is None else handed.constant().detach()
+            constant = 0 if handed is None else handed.constant.detach()
             self._follow(mean + constant, variance, rows.shape[0])
         return mean, (variance + self.eps).rsqrt()
 

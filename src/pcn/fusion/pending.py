@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._guards import CompileContext
 from torch.nn import functional as F
 
 from pcn.errors import PCNError
+from pcn.fusion.standin import StandIn, full
 
 if TYPE_CHECKING:
     from pcn.fusion.layers import FusedLayer
@@ -22,7 +22,7 @@ ADD_IN_PLACE = frozenset({Tensor.add_, Tensor.__iadd__, operator.iadd})
 IN_PLACE = frozenset({torch.relu_, F.relu_, Tensor.relu_})
 
 
-class Pending:
+class Pending(StandIn):
     """bn(z), then perhaps + s, then ReLU: not computed yet.
 
     It goes from batch norm to its sum and ReLU, and on from there only where the graphs show principal component layers
@@ -146,19 +146,6 @@ class Pending:
     def __iadd__(self, other: Any) -> Pending | Tensor:
         return self.become(self.plus(other))
 
-    __hash__ = object.__hash__  # as tensors have it, although == compares elements
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """A tensor's, for those who ask with isinstance; the compiler looks up the class's own methods by it."""
-        compiles = torch.compiler.is_compiling() or CompileContext.try_get() is not None  # its code, or the compiler's
-        return Pending if compiles else Tensor
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.change() if name.endswith("_") else self.tensor(), name)
-
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -171,37 +158,7 @@ class Pending:
             return _sum(args[0], args[1])
         if function in ADD_IN_PLACE and len(args) == 2 and not kwargs and isinstance(first, Pending):
             return first.become(first.plus(args[1]))
-        if _writes(function):
-            args = [value.change() if isinstance(value, Pending) else value for value in args]
-        return function(*[full(value) for value in args], **{name: full(value) for name, value in kwargs.items()})
-
-
-def _writes(function: Any) -> bool:
-    """Whether a function may write to its arguments, by its name."""
-    name = getattr(function, "__name__", "")
-    return name.strip("_") in WRITING or (name.endswith("_") and not name.endswith("__"))
-
-
-def _forwarded(name: str) -> Any:
-    if name in WRITING:
-        return lambda self, *arguments: getattr(self.change(), f"__{name}__")(*map(full, arguments))
-    return lambda self, *arguments: getattr(self.tensor(), f"__{name}__")(*map(full, arguments))
-
-
-WRITING = ("setitem", "isub", "imul", "itruediv")
-READING = (
-    "sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod pow rpow matmul rmatmul neg pos abs invert "
-    "eq ne lt le gt ge and or xor getitem len iter bool int float index contains array"
-)
-for _name in (*READING.split(), *WRITING):  # Python looks for these in the class
-    setattr(Pending, f"__{_name}__", _forwarded(_name))
-
-
-def full(value: Any) -> Any:
-    """The tensor behind a pending value, also inside lists and tuples; anything else as it is."""
-    if isinstance(value, list | tuple):
-        return type(value)([full(item) for item in value])
-    return value.tensor() if isinstance(value, Pending) else value
+        return super().__torch_function__(function, types, args, kwargs)
 
 
 def _sum(left: Any, right: Any) -> Any:

@@ -30,10 +30,12 @@ def forms(layer: LayerPlan, step: int, prices: Prices, *, two_sided: bool, only_
     """Yield the layer as it is, and its forms in steps of rank; with ``only_smaller`` none that is larger or slower.
 
     A form that takes more time, or memory, than the layer takes now is none where that was measured for a budget of it.
+    A layer that has lost inputs always reads what is left along directions, which can stand for some of the lost.
     """
     whole = prices.before(layer)
-    yield Option(None, None, whole)
-    width, outputs = layer.in_features // layer.groups, layer.out_features // layer.groups
+    if layer.kept_inputs == layer.in_features:
+        yield Option(None, None, prices.after(replace(layer, rank=None, output_rank=None)))
+    width, outputs = layer.kept_inputs // layer.groups, layer.kept_outputs // layer.groups
     for rank in _steps(width, step):
         for trained in (None, *(_steps(outputs - 1, step) if two_sided else ())):
             planned = replace(layer, rank=rank, output_rank=trained)
@@ -45,10 +47,11 @@ def forms(layer: LayerPlan, step: int, prices: Prices, *, two_sided: bool, only_
                 yield Option(rank, trained, costs)
 
 
-def valued(option: Option, worth: Tensor, shares: Tensor | None) -> Option:
+def valued(option: Option, worth: Tensor, shares: Tensor | None, *, left: Tensor | None = None) -> Option:
     """Say what an option is worth.
 
-    ``worth[r]`` is what r directions are worth; ``shares[r, s]`` the share of that which s trained outputs keep.
+    ``worth[r]`` is what r directions are worth; ``shares[r, s]`` the share of that which s trained outputs keep, and
+    ``left[r]`` the share that is left of it without inputs that are gone.
     """
     if option.rank is None:
         # Where there is room for all of a layer it stays: directions that no sample showed may matter yet.
@@ -56,6 +59,8 @@ def valued(option: Option, worth: Tensor, shares: Tensor | None) -> Option:
     kept = 1.0
     if shares is not None and option.output_rank is not None:
         kept = float(shares[min(option.rank, len(shares) - 1), option.output_rank])
+    if left is not None:
+        kept *= float(left[min(option.rank, len(left) - 1)])
     return replace(option, worth=float(worth[option.rank]) * kept)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from pcn.dropping import without_classes
 from pcn.errors import ConfigError
 from pcn.example import Batches, opened
 from pcn.graph import ChannelGraph
@@ -23,16 +27,20 @@ from pcn.statistics import Statistics
 if TYPE_CHECKING:
     from pcn.budget import Budget
 
+Known = Mapping[str, tuple[Tensor, Tensor | None]]  # layer -> what its directions are worth, and shares of its outputs
+
 
 @dataclass(frozen=True)
 class Question:
-    """The layers whose ranks are to be chosen, the forms that each could have, and what there is to spend."""
+    """The layers whose ranks are to be chosen, the forms that each could have, and what there is to spend.
+
+    In the plan these layers, the ``names``, have all directions, and those with rules what they ask for.
+    """
 
     model: nn.Module
     budget: Budget
-    layers: list[LayerPlan]
-    offers: dict[str, list[Option]]
-    room: Room
+    plan: Plan
+    names: tuple[str, ...]
     prices: Prices
 
     @classmethod
@@ -54,23 +62,54 @@ class Question:
         if measured is not None:
             measured.check_for(whole, times=budget.step_ms is not None)
         frozen = {name for name in whole.layers if not canonical_weight(model.get_submodule(name)).requires_grad}
-        layers = [p for p in whole.transformed if p.name not in frozen and not config.mentions(p.name)]
-        prices = Prices(budget.units, measured or NOTHING, frozenset(frozen))
-        offers = {p.name: _forms(p, prices, budget) for p in layers}
-        room = _room(prices, model, budget, ruled, layers)
-        room.check_reachable(offers)
-        return cls(model, budget, layers, offers, room, prices)
+        free = [p for p in whole.transformed if p.name not in frozen and not config.mentions(p.name)]
+        # What rules drop is counted as if it stayed: whether it may go depends on the ranks that are to be chosen.
+        layers = {p.name: replace(p, kept_inputs=p.in_features, kept_outputs=p.out_features) for p in free}
+        plan = replace(ruled, layers={**ruled.layers, **layers})
+        question = cls(model, budget, plan, tuple(layers), Prices(budget.units, measured or NOTHING, frozenset(frozen)))
+        question.room.check_reachable(question.offers)
+        return question
 
-    def answer(self, stats: Statistics, batches: Batches) -> dict[str, Served]:
-        """What every layer gets."""
-        worth = self.budget.worth(self.model, stats, list(self.offers), opened(batches))
+    @property
+    def layers(self) -> list[LayerPlan]:
+        return [self.plan.layers[name] for name in self.names]
+
+    @cached_property
+    def offers(self) -> dict[str, list[Option]]:
+        """The forms of every layer."""
+        return {layer.name: _forms(layer, self.prices, self.budget) for layer in self.layers}
+
+    @cached_property
+    def room(self) -> Room:
+        """The limits, and what is taken by all but these layers when those with rules have got what they ask for."""
+        now = self.prices.now(self.model, self.plan)
+        limits = {unit: limit for unit in now if (limit := self.budget.limit(unit, now[unit])) is not None}
+        others = taken_off(now, added(dict.fromkeys(now, 0), *map(self.prices.before, self.layers)))
+        for layer in self.plan.layers.values():
+            if layer.name not in self.names and layer.changed:
+                others = added(taken_off(others, self.prices.before(layer)), self.prices.after(layer))
+        if "params" in others:
+            others = {**others, "params": others["params"] - _cut_elsewhere(self.model, self.plan)}
+        return Room(limits, others)
+
+    def without(self, graph: ChannelGraph, dropped: Tensor) -> Question:
+        """The same question where some channel classes are gone."""
+        return replace(self, plan=without_classes(self.plan, graph, dropped, {}))
+
+    def known(self, stats: Statistics, batches: Batches) -> Known:
+        """What there is to know about the worth of the layers' forms."""
+        worth = self.budget.worth(self.model, stats, list(self.names), opened(batches))
         check_values(worth, {layer.name: layer.in_features // layer.groups for layer in self.layers})
-        valued_offers = {
-            layer.name: [valued(option, worth[layer.name], shares) for option in self.offers[layer.name]]
-            for layer in self.layers
-            for shares in [self._shares(layer, stats)]
+        return {layer.name: (worth[layer.name], self._shares(layer, stats)) for layer in self.layers}
+
+    def answer(self, known: Known, left: Mapping[str, Tensor] | None = None) -> dict[str, Served]:
+        """What every layer gets; ``left`` is the share of its worth, by rank, that layers have without lost inputs."""
+        shares = left or {}
+        offers = {
+            name: [valued(option, *known[name], left=shares.get(name)) for option in options]
+            for name, options in self.offers.items()
         }
-        return hand_out(valued_offers, self.room)
+        return hand_out(offers, self.room)
 
     def _shares(self, layer: LayerPlan, stats: Statistics) -> Tensor | None:
         if not _both_sides(layer, self.budget):
@@ -89,13 +128,12 @@ def _forms(layer: LayerPlan, prices: Prices, budget: Budget) -> list[Option]:
     return list(forms(layer, budget.rank_step, prices, two_sided=both, only_smaller=budget.config.skip_larger))
 
 
-def _room(prices: Prices, model: nn.Module, budget: Budget, ruled: Plan, layers: list[LayerPlan]) -> Room:
-    """The limits, and what is taken by all but the open layers when those with rules have got what they ask for."""
-    now = prices.now(model, ruled)
-    limits = {unit: limit for unit in now if (limit := budget.limit(unit, now[unit])) is not None}
-    others = taken_off(now, added(dict.fromkeys(now, 0), *(prices.before(layer) for layer in layers)))
-    taken = {layer.name for layer in layers}
-    for layer in ruled.layers.values():
-        if layer.name not in taken and layer.changed:
-            others = added(taken_off(others, prices.before(layer)), prices.after(layer))
-    return Room(limits, others)
+def _cut_elsewhere(model: nn.Module, plan: Plan) -> int:
+    """Trained parameters that go with dropped channels but belong to no layer of the plan: those of norms, say."""
+    gone = 0
+    for name, parameter in model.named_parameters():
+        cuts = plan.slices.get(name, {})
+        if cuts and parameter.requires_grad and name.rpartition(".")[0] not in plan.layers:
+            left = (len(cuts[dim].kept) if dim in cuts else size for dim, size in enumerate(parameter.shape))
+            gone += parameter.numel() - math.prod(left)
+    return gone

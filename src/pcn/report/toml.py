@@ -8,7 +8,7 @@ from typing import Any
 
 from pcn.training.settings import Settings
 
-BUDGET = ("params", "flops", "step_ms", "memory_mib", "worth", "two_sided")
+BUDGET = ("params", "flops", "step_ms", "memory_mib", "worth", "two_sided", "drop_channels")
 CHOSEN = ("pcn", "rank", *BUDGET, "output_rank", "keep_outputs", "layers", "exclude", "skip_larger")
 
 

@@ -62,6 +62,7 @@ def requested(settings: Settings) -> PCNConfig | Budget:
         budget,
         worth=worths[settings.worth],
         two_sided=settings.two_sided,
+        drop_channels=settings.drop_channels,
         batch=settings.batch,
         optimizer=optimizer_kind(settings),
     )

@@ -76,13 +76,16 @@ class Settings:
     )
     worth: str = option("response", "by what a budget compares directions of different layers", choices=WORTHS)
     two_sided: bool = option(False, "have a budget choose how many outputs of each layer are trained as well")
+    drop_channels: bool = option(False, "have a budget choose which output channels go as well")
     output_rank: float | None = option(None, "outputs of every layer that are trained: a number, or a fraction")
     keep_outputs: float | None = option(None, "outputs that every layer keeps: a number, or a fraction")
     layers: dict[str, Any] = option({}, "rank and keep_outputs for layers by name or glob")
     exclude: tuple[str, ...] = option((), "layers to leave alone, by name or glob")
     order: str = option("truncate_first", "how a layer reads inputs of which some are dropped", choices=ORDERS)
     basis: str = option("pca", "which directions: pca, response (best for the layer's output), random", choices=BASES)
-    precondition: float = option(0.0, "0 to 1: how far directions are brought to the same variance")
+    precondition: float | None = option(
+        None, "0 to 1: how far directions are brought to the same variance (default: 0, within a budget 1)"
+    )
     skip_larger: bool = option(True, "leave layers alone that would not get smaller, their bases included")
     train_basis: bool = option(False, "train the bases too")
     keep_dropped: bool = option(False, "keep the dropped part of the weights, frozen")
@@ -128,9 +131,12 @@ class Settings:
             raise ConfigError(f"analysis_fraction={self.analysis_fraction!r}: give a number above 0 and at most 1")
         if self.rank is not None and self.has_budget:
             raise ConfigError("rank and a budget are both given: a budget chooses the ranks itself")
-        if not self.has_budget and (self.two_sided or self.worth != WORTHS[0]):
-            given = "two_sided" if self.two_sided else f"worth={self.worth!r}"
+        named = [name for name in ("two_sided", "drop_channels") if getattr(self, name)]
+        if not self.has_budget and (named or self.worth != WORTHS[0]):
+            given = " and ".join(named) or f"worth={self.worth!r}"
             raise ConfigError(f"{given} without a budget: give params or flops too, or leave it out")
+        if self.drop_channels and self.fade_epochs:
+            raise ConfigError("drop_channels with fade_epochs: channels that are dropped cannot fade, leave one out")
 
     @property
     def has_budget(self) -> bool:

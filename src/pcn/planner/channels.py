@@ -1,0 +1,123 @@
+"""Output channels chosen together with ranks: those go that are worth less than the ranks which their price buys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from pcn.dropping import cut_failure, hard_coded
+from pcn.errors import ConfigError
+from pcn.example import Example
+from pcn.graph import ChannelGraph
+from pcn.keep import Wiring
+from pcn.planner.allocation import Served
+from pcn.planner.items import Items
+from pcn.planner.question import Known, Question
+from pcn.statistics import Statistics
+from pcn.widths import coupled
+
+SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2)  # of the price of all channels: what is tried
+UNTRACED = "which of them belong together is not known: the model could not be traced"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What every layer gets, which channel classes go for it, and what there is to say about outputs, by layer."""
+
+    served: dict[str, Served]
+    dropped: Tensor | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)  # what those hold that go
+    reasons: Mapping[str, str] = field(default_factory=dict)  # why they stay where they could have gone
+
+    @property
+    def worth(self) -> float:
+        """What all layers got, added up."""
+        return sum(each.option.worth for each in self.served.values())
+
+
+def with_channels(
+    question: Question, known: Known, stats: Statistics, graph: ChannelGraph | None, example: Example | None
+) -> Answer:
+    """Choose ranks and channels: ranks alone where no channels could go for more worth, or the model would not run."""
+    alone = Answer(question.answer(known))
+    if graph is None or example is None:
+        return replace(alone, reasons=dict.fromkeys(question.names, UNTRACED))
+    items = Items(question, alone.served, stats, graph)
+    stuck: dict[int, str] = {}
+    best = _best(items, known, alone, stuck)
+    while best.dropped is not None and (why := cut_failure(question.model, example, graph, best.dropped)) is not None:
+        groups = _groups_in(best.dropped, items.wiring)
+        stuck |= hard_coded(question.model, example, graph, groups, best.dropped, why)
+        best = _best(items, known, alone, stuck)
+    return replace(best, reasons=_reasons(items.wiring, stuck))
+
+
+def _best(items: Items, known: Known, alone: Answer, stuck: Mapping[int, str]) -> Answer:
+    """The answer that is worth most of all that are tried, that of ranks alone among them."""
+    answers = [alone]
+    for share in SHARES:
+        dropped = cheapest(items, share, stuck)
+        cut = items.question.without(items.graph, dropped)
+        if dropped.any() and all(cut.offers.values()):
+            with suppress(ConfigError):  # forms that are larger than the layer may not fit
+                served = cut.answer(known, items.left(dropped))
+                answers.append(Answer(served, dropped, items.notes(dropped)))
+    return max(answers, key=lambda answer: answer.worth)
+
+
+def cheapest(items: Items, share: float, stuck: Container[int] = ()) -> Tensor:
+    """Say which classes go for a share of the price of all: in steps of channels, and some always stay."""
+    limit = share * float(items.price.sum())
+    families = items.wiring.families
+    left = {number: len(family) for number, family in enumerate(families)}
+    wanted: list[int] = []
+    for cls in items.cheap.tolist():
+        mine = [number for number, family in enumerate(families) if cls in family]
+        if cls in stuck or any(left[number] == 1 for number in mine):
+            continue
+        limit -= float(items.price[cls])
+        if limit < 0:
+            break
+        wanted.append(cls)
+        left.update({number: left[number] - 1 for number in mine})
+    dropped = torch.zeros(items.wiring.class_count, dtype=torch.bool)
+    sizes = _sizes(items.wiring)
+    for group in coupled(items.wiring):
+        own = [cls for cls in wanted if cls in group]
+        dropped[_in_steps(own, sum(sizes[cls] for cls in group), sizes, items.question.budget.step)] = True
+    return dropped
+
+
+def _in_steps(wanted: list[int], width: int, sizes: Mapping[int, int], step: int) -> list[int]:
+    """The most of the first that leave a multiple of the step, and at least one, of so many coupled channels."""
+    most = 0
+    for number, cls in enumerate(wanted, 1):
+        width -= sizes[cls]
+        if width > 0 and width % step == 0:
+            most = number
+    return wanted[:most]
+
+
+def _sizes(wiring: Wiring) -> Counter[int]:
+    """How many channels each class has in the layer that puts out most of them."""
+    sizes: Counter[int] = Counter()
+    for classes in wiring.outputs.values():
+        sizes |= Counter(classes.tolist())
+    return sizes
+
+
+def _groups_in(dropped: Tensor, wiring: Wiring) -> list[Tensor]:
+    """Masks of the coupled groups that lose classes."""
+    masks = [torch.zeros_like(dropped).index_fill_(0, torch.tensor(sorted(group)), True) for group in coupled(wiring)]
+    return [mask for mask in masks if (mask & dropped).any()]
+
+
+def _reasons(wiring: Wiring, stuck: Mapping[int, str]) -> dict[str, str]:
+    """Why layers keep outputs that could have gone."""
+    held = {name: [stuck[cls] for cls in classes.tolist() if cls in stuck] for name, classes in wiring.outputs.items()}
+    return {name: why[0] for name, why in held.items() if why}
