@@ -42,12 +42,13 @@ def main() -> None:
     with world(options.device) as here:
         wanted = replace(settings(NETWORK, 0, options.epochs, options.data), **UNWATCHED)
         data = load_data(wanted, here.device, compute_dtype(here.device))
-        state = parents_state(wanted, data, here)
         records = Records(options.results)
+        if records.records:
+            raise SystemExit(f"{options.results} holds results, of another parent than this run's: move it away first")
+        state = parents_state(wanted, data, here)
         for name, fused in RUNS.items():
-            if not records.has(run=name):
-                epochs = trained(wanted, state, data, here, fused=fused)
-                records.add({"run": name, "network": NETWORK, "epochs": epochs})
+            epochs = trained(wanted, state, data, here, fused=fused)
+            records.add({"run": name, "network": NETWORK, "epochs": epochs})
 
 
 def parents_state(wanted: Settings, data: Any, here: World) -> Record:

@@ -52,6 +52,7 @@ WAYS: dict[str, tuple[str, ...]] = {  # of compiling, for each part of a record;
     "parent_our_bn": ("whole",),
     "pcn_unfused": ("blocks",),
 }
+BESIDE = ("narrow", "parent_our_bn", "pcn_unfused")
 LIMITS_S = {"forms": 60.0, "compile": 90.0, "time": 45.0, "kernels": 90.0}
 SIDE_BY_SIDE = 7
 SETTINGS = Settings(learning_rate=0.01, momentum=0.9, weight_decay=1e-4)
@@ -105,9 +106,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         cache = given.cache or Path(folder)
         cache.mkdir(parents=True, exist_ok=True)
-        setting = Setting(
-            given.device, given.tiny, cache, given.plan, given.tune, given.forms, tuple(given.roles), given.stages
-        )
+        roles = ("parent", "pcn", *given.beside)
+        setting = Setting(given.device, given.tiny, cache, given.plan, given.tune, given.forms, roles, given.stages)
         run = Run(setting, given.out, given.seconds)
         run.machine()
         if "kernels" in given.only:
@@ -128,7 +128,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plan", type=Path, help=f"plan.json of {PLANNED}, as pcn.save writes it")
     parser.add_argument("--tune", action="store_true", help="time several launches of every kernel first")
     parser.add_argument("--forms", choices=("fastest", *FORMS), default="fastest", help="of the PCN's layers")
-    parser.add_argument("--roles", nargs="+", choices=list(WAYS), default=list(WAYS), help="what is timed of a network")
+    parser.add_argument("--beside", nargs="*", choices=BESIDE, default=BESIDE, help="what is timed with parent and PCN")
     parser.add_argument("--stages", type=int, metavar="N", help="of the table of kernels, only the first")
     parser.add_argument("--cache", type=Path, help="folder that keeps compiled code and launches for the next run")
     parser.add_argument("--again", action="store_true", help="also what is in the results already")

@@ -19,7 +19,8 @@ OPTIMIZER_BYTES = 5 * 4  # a trained fp32 number: read with its gradient and mom
 def step_bytes(model: nn.Module, batch: Tensor, itemsize: int) -> int:
     """Bytes moved forward and back by batch norms, layers and the optimizer; everything else is free here."""
     moved = 0
-    with_moments = [module.use.norm for module in model.modules() if isinstance(module, FusedConv2d)]
+    convolutions = [module for module in model.modules() if isinstance(module, FusedConv2d)]
+    with_moments = [each.use.norm for each in convolutions if each.gives_moments and each.use.form != "folded"]
     for module, positions, outputs in _seen(model, batch):
         if isinstance(module, FusedNorm):
             moved += norm_elements(module, positions, given=any(module is each for each in with_moments))

@@ -73,10 +73,13 @@ def provenance() -> Record:
 def portable(arguments: Sequence[str]) -> str:
     """A command line in which absolute paths are their last part alone: where folders lie is each machine's own.
 
-    >>> portable(["python", "run.py", "--data", "/home/me/cifar", "--seeds", "0"])
-    'python run.py --data cifar --seeds 0'
+    >>> portable(["python", "run.py", "--data", "/home/me/cifar", "--work=/tmp/w", "--seeds", "0"])
+    'python run.py --data cifar --work=w --seeds 0'
     """
-    return shlex.join(Path(each).name if Path(each).is_absolute() else each for each in arguments)
+    parts = (each.rpartition("=") for each in arguments)
+    return shlex.join(
+        f"{name}{sign}{Path(value).name if Path(value).is_absolute() else value}" for name, sign, value in parts
+    )
 
 
 def commit() -> str | None:

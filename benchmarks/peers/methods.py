@@ -16,7 +16,7 @@ from peers.pruning import TorchPruning
 from peers.svd import QuarterRank, StableRank
 from peers.switches import PeerSwitch
 
-PLANNER: dict[str, Any] = {}  # settings of the planner beyond its defaults
+PLANNER: dict[str, Any] = {"precondition": 1.0}  # settings of the planner
 NEEDS_PLAN = ("narrow-planned", "pcn-from-scratch")
 SWITCHES: dict[str, type[PeerSwitch]] = {
     "svd-quarter": QuarterRank,

@@ -97,7 +97,13 @@ class Budget:
 
     def trained_by(self, optimizer: Optimizer | None) -> Budget:
         """The budget that counts this optimizer's state, unless it says itself which."""
-        return replace(self, optimizer=self.optimizer or kind_of(optimizer))
+        kind = self.optimizer or kind_of(optimizer)
+        if self.memory_mib is not None and kind is None and optimizer is not None:
+            raise ConfigError(
+                f"how much {type(optimizer).__name__} keeps is not known here: give Budget(optimizer=...), one of "
+                f"{', '.join(STATE)}, whichever keeps at least as much"
+            )
+        return replace(self, optimizer=kind)
 
     def limit(self, name: str, now: int) -> int | None:
         """What may be spent of something of which the model takes so much now (ns, bytes); None for any amount."""

@@ -45,7 +45,7 @@ def plan_outputs(
 def without_classes(plan: Plan, graph: ChannelGraph, dropped: Tensor, reasons: Mapping[str, str]) -> Plan:
     """Return the plan with some channel classes dropped from every tensor that has them."""
     slices = _slices(graph, dropped)
-    return replace(plan, slices=slices, layers=_with_slices(plan, slices, reasons), usage=None)
+    return replace(plan, slices=slices, layers=_with_slices(plan, slices, reasons), usage=None, forms={})
 
 
 def wiring_of(plan: Plan, graph: ChannelGraph) -> Wiring:

@@ -177,7 +177,7 @@ class Plan:
             raise PlanError(f"{name!r} cannot have rank {rank!r}: give a whole number from 1 to {width}, or None")
         reason = "no rank asked for" if rank is None else None
         layers = {**self.layers, name: replace(layer, rank=rank, reason=reason, note=None)}
-        return replace(self, layers=layers, usage=None)
+        return replace(self, layers=layers, usage=None, forms={})
 
     def apply_(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,8 +40,10 @@ def test_every_form_can_be_timed(name: str) -> None:
     make, shape = NETWORKS[name]
     model, batch = make(), torch.randn(shape, dtype=torch.float64)
     twin = copy.deepcopy(model)
+    drawn = torch.get_rng_state()
     forms = choose_forms(model, batch)
     assert forms
+    assert torch.equal(torch.get_rng_state(), drawn)  # training goes on with the same random numbers
     for one, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
         assert torch.equal(one, other)  # looking leaves no trace
     assert [type(module) for module in model.modules()] == [type(module) for module in twin.modules()]
@@ -66,9 +69,13 @@ def test_what_is_fastest_is_measured_once_and_remembered_in_the_plan(monkeypatch
     plan = pcn.get_plan(model)
     assert plan is not None
     assert list(plan.forms.values()) == [found]
-    assert next(iter(plan.forms)).endswith("float32, 4 samples")
+    assert next(iter(plan.forms)).endswith("float32, (4, 3, 8, 8)")
     assert pcn.Plan.from_json(plan.to_json()) == plan
+    melted = replace(plan, forms={"somewhere": dict.fromkeys(found, "melted")})
     with pytest.raises(pcn.PCNError, match="the form 'melted'"):
-        pcn.Plan.from_json(plan.to_json().replace('"factored"', '"melted"').replace('"folded"', '"melted"'))
+        pcn.Plan.from_json(melted.to_json())
+    with pytest.raises(pcn.PlanError):
+        plan.with_rank("no such layer", 2)
+    assert plan.with_rank(next(iter(found)), 2).forms == {}  # they were timed at other ranks
     with pytest.raises(pytest.fail.Exception):  # of another size of batch nothing is known
         fastest.fastest_forms(model, batch[:2])

@@ -193,3 +193,20 @@ def test_on_a_gpu_a_model_that_cannot_be_captured_is_timed_too() -> None:
     measured = pcn.measure_costs(Waits(64).cuda(), torch.randn(256, 12, device="cuda"))
     assert measured.rest.time_ns > 0
     assert pcn.measure_costs(Mlp(64).cuda(), torch.randn(256, 12, device="cuda")).whole.time_ns > 0
+
+
+def test_what_was_measured_for_something_else_is_refused() -> None:
+    import pcn
+
+    model, batch = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), torch.randn(16, 64)
+    stats = pcn.analyze(model, [batch])
+    momentum = pcn.measure_costs(model, batch, times=False)
+    assert pcn.Measured.from_json(momentum.to_json()) == momentum
+    with pytest.raises(pcn.ConfigError, match=r"keeps 1 numbers .* this one keeps 2"):
+        pcn.make_plan(model, stats, pcn.Budget(memory_mib=0.9, optimizer="adam"), measured=momentum)
+    excluding = pcn.Budget(memory_mib=0.9, config=pcn.PCNConfig(exclude=("2",)))
+    partly = pcn.measure_costs(model, batch, excluding, times=False)
+    with pytest.raises(pcn.ConfigError, match="'2' was left out"):
+        pcn.make_plan(model, stats, pcn.Budget(memory_mib=0.9), measured=partly)
+    with pytest.raises(pcn.ConfigError, match="how much Adadelta keeps"):
+        pcn.Budget(memory_mib=0.9).trained_by(torch.optim.Adadelta(model.parameters()))

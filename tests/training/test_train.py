@@ -330,3 +330,26 @@ def test_a_budget_of_memory_is_met_or_refused_before_training(
     said = refused(capsys, *flags, "--memory-mib", "0.01", "--out", str(tmp_path / "other"))
     assert "the least would be" in said
     assert not (tmp_path / "other" / "metrics.jsonl").exists()
+
+
+def test_one_of_a_measured_unit_is_refused_as_ambiguous() -> None:
+    with pytest.raises(pcn.ConfigError, match="step_ms=1 could be one, or all of it"):
+        Settings(step_ms=1, switch_at="1")
+
+
+def test_a_run_with_a_measured_budget_goes_on_with_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pcn.training import looks
+
+    settings = Settings(model="small_network:build", data="digits", epochs=2, batch=64, switch_at="1", memory_mib=0.95)
+    data = load_data(settings, torch.device("cpu"), torch.float32)
+    with RunFolder(tmp_path, settings) as folder:
+        Trainer(settings, data, folder)
+        measured = folder.costs()
+        assert measured is not None
+    monkeypatch.setattr(looks, "measure_first", lambda *arguments: pytest.fail("measured again"))
+    with RunFolder(tmp_path, settings) as folder:
+        again = Trainer(settings, data, folder)
+        assert again.switch is not None
+        assert again.switch.measured == measured

@@ -18,7 +18,7 @@ from pcn.fusion.fuse import FORMS, attach_, layers_with_forms, unfuse_
 from pcn.fusion.layers import Form
 from pcn.layers import layout_of, unwrap
 from pcn.nn import PCModule
-from pcn.timing import step_ns
+from pcn.timing import noise, step_ns
 from pcn.untouched import untouched
 
 
@@ -101,5 +101,5 @@ def _fastest(place: _Place, like: Tensor, among: Sequence[Form]) -> Form:
 
 def time_s(part: nn.Module, like: Tensor) -> float:
     """The shortest of a few steps forward and back on random numbers."""
-    inputs = torch.randn_like(like, memory_format=layout_of(like)).requires_grad_()
+    inputs = noise(like).to(memory_format=layout_of(like)).requires_grad_()
     return step_ns(lambda: part(inputs), [inputs, *part.parameters()], like.device) / 1e9

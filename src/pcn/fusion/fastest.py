@@ -36,7 +36,7 @@ def fastest_forms(model: nn.Module, example: Any) -> dict[str, Form]:
 def _where(model: nn.Module, example: Example) -> str:
     device = device_of(model) or torch.device("cpu")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    first = next(value for value in tree_leaves(example.inputs) if isinstance(value, Tensor))
+    first = next((value for value in tree_leaves(example.inputs) if isinstance(value, Tensor)), torch.empty(0))
     casts = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if casts else first.dtype
-    return f"{name}, {str(dtype).removeprefix('torch.')}, {len(first)} samples"
+    return f"{name}, torch {torch.__version__}, {str(dtype).removeprefix('torch.')}, {tuple(first.shape)}"

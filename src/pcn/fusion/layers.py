@@ -134,13 +134,18 @@ class FusedConv1d(FusedConv, PCConv1d):
 class FusedConv2d(FusedConv, PCConv2d):
     """A fused :class:`PCConv2d`; where it hands its output over, the output's moments come with it."""
 
-    def _handed(self, projected: Tensor) -> Handed:
+    @property
+    def gives_moments(self) -> bool:
+        """Whether this is a convolution for which there is a kernel that takes them."""
         stride, pads, dilation, _, mode = self.geometry
         sides = {side for pair in pads for side in pair}
         plain = mode == "zeros" and len(set(stride)) == len(sides) == 1 and set(dilation) == {1}
-        if not plain or self.output_basis is not None:
+        return plain and self.output_basis is None
+
+    def _handed(self, projected: Tensor) -> Handed:
+        if not self.gives_moments:
             return super()._handed(projected)
-        product, *moments = narrow_conv(projected, self.weight, stride[0], sides.pop())
+        product, *moments = narrow_conv(projected, self.weight, self.geometry.stride[0], self.geometry.pads[0][0])
         return Handed(product, self, tuple(moments))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import product
 
 from pcn.errors import ConfigError, suggest
@@ -79,6 +80,8 @@ class Measured:
     rest: Usage
     layers: Mapping[str, LayerUsage]
     on: str = ""  # the call that was measured, and the device
+    looked_at: tuple[str, ...] | None = None  # the layers that could be transformed, also those that did not run
+    state: int | None = None  # numbers that the optimizer keeps for each one that it trains
 
     @property
     def whole(self) -> Usage:
@@ -102,8 +105,8 @@ class Measured:
         lowest = (_lowest([layer.whole, *layer.tried.values()]) for layer in self.layers.values())
         return sum(lowest, self.rest)
 
-    def check_for(self, plan: Plan, *, times: bool) -> None:
-        """Raise where a layer was measured that the model does not have, or no times were that are needed."""
+    def check_for(self, plan: Plan, free: Iterable[str], *, times: bool, state: int | None) -> None:
+        """Raise where something else was measured: another model, other layers, another optimizer, no times."""
         if times and not self.whole.time_ns:
             raise ConfigError("a budget of time, but no times were measured: leave times=False out of measure_costs")
         for name in self.layers:
@@ -111,6 +114,32 @@ class Measured:
                 raise ConfigError(
                     f"another model was measured: it has {name!r}, this one not{suggest(name, plan.layers)}"
                 )
+        for name in free:
+            if self.looked_at is not None and name not in self.looked_at:
+                raise ConfigError(f"{name!r} was left out when costs were measured: measure with this budget")
+        if None not in (state, self.state) and state != self.state:
+            raise ConfigError(
+                f"costs were measured for an optimizer that keeps {self.state} numbers for each one trained, and this "
+                f"one keeps {state}: measure with this budget"
+            )
+
+    def to_json(self) -> str:
+        """The measurements as a text that :meth:`from_json` reads back as equal ones."""
+        layers = {
+            name: {"whole": astuple(layer.whole), "tried": [[*form, *astuple(u)] for form, u in layer.tried.items()]}
+            for name, layer in self.layers.items()
+        }
+        return json.dumps({**asdict(self), "rest": astuple(self.rest), "layers": layers})
+
+    @classmethod
+    def from_json(cls, text: str) -> Measured:
+        data = json.loads(text)
+        layers = {
+            name: LayerUsage(Usage(*each["whole"]), {(row[0], row[1]): Usage(*row[2:]) for row in each["tried"]})
+            for name, each in data.pop("layers").items()
+        }
+        names = data.pop("looked_at")
+        return cls(Usage(*data.pop("rest")), layers, looked_at=None if names is None else tuple(names), **data)
 
     def __str__(self) -> str:
         from pcn.planner.measured_table import measured_table

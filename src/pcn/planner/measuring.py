@@ -64,7 +64,8 @@ def measure_costs(
         found = {name: trials.layer(name, layers[name], kept) for name in kept.reads}
         ended = model_step_ns(lambda: example.call(base), wanted, device) if times else 0
         whole += Usage(time_ns=min(began, ended))
-    return _levelled(whole, found, f"{example} on {device}")
+    levelled = _levelled(whole, found, f"{example} on {device}")
+    return replace(levelled, looked_at=tuple(layers), state=trials.state)
 
 
 def _train_alone(model: nn.Module) -> None:

@@ -16,13 +16,13 @@ def numbers_kept(optimizer: str | None) -> int:
 
 
 def kind_of(optimizer: Optimizer | None) -> str | None:
-    """The name of what an optimizer keeps; None for those that are not known here.
+    """The name of what an optimizer keeps; None for those that are not known here, and for none.
 
     >>> from torch import nn
     >>> kind_of(optim.AdamW(nn.Linear(2, 2).parameters()))
     'adam'
     """
-    if isinstance(optimizer, ADAMS):
+    if isinstance(optimizer, ADAMS) and not any(group.get("amsgrad") for group in optimizer.param_groups):
         return "adam"
     if isinstance(optimizer, optim.SGD):
         return "momentum" if any(group["momentum"] for group in optimizer.param_groups) else "sgd"

@@ -18,6 +18,7 @@ from pcn.layers import by_group, canonical_weight, unwrap
 from pcn.plan import LayerPlan, Plan
 from pcn.planner.allocation import Room, Served, hand_out
 from pcn.planner.measured import Measured
+from pcn.planner.optimizer_state import numbers_kept
 from pcn.planner.options import Option, forms, output_shares, valued
 from pcn.planner.prices import NOTHING, Prices, added, taken_off
 from pcn.planner.values import WIDEST, check_values, directions_of
@@ -59,10 +60,11 @@ class Question:
         ruled = make_plan(model, stats, plain, graph=graph)
         if budget.flops is not None and graph is None:
             raise ConfigError("a budget of FLOPs needs the model's graph, which could not be traced: give params")
-        if measured is not None:
-            measured.check_for(whole, times=budget.step_ms is not None)
         frozen = {name for name in whole.layers if not canonical_weight(model.get_submodule(name)).requires_grad}
         free = [p for p in whole.transformed if p.name not in frozen and not config.mentions(p.name)]
+        if measured is not None:
+            state = None if budget.memory_mib is None else numbers_kept(budget.optimizer)
+            measured.check_for(whole, [p.name for p in free], times=budget.step_ms is not None, state=state)
         # What rules drop is counted as if it stayed: whether it may go depends on the ranks that are to be chosen.
         layers = {p.name: replace(p, kept_inputs=p.in_features, kept_outputs=p.out_features) for p in free}
         plan = replace(ruled, layers={**ruled.layers, **layers})

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pcn.distributed.collectives import Ranks
 from pcn.errors import ConfigError, TraceError
 from pcn.fusion import fastest_forms, fuse_
 from pcn.fusion.switch import fuses
@@ -14,10 +15,10 @@ from pcn.nn import PCModule
 from pcn.training.step import autocast
 
 
-def fuse_layers_(model: nn.Module, inputs: Tensor) -> dict[str, Any] | None:
+def fuse_layers_(model: nn.Module, inputs: Tensor, ranks: Ranks) -> dict[str, Any] | None:
     """Fuse a model that has principal component layers, each in the form that is fastest here, and say what came of it.
 
-    The parent is left alone: before the switch there is nothing to project.
+    The parent is left alone: before the switch there is nothing to project. One process's clock decides for all.
     """
     if not fuses(inputs):
         raise ConfigError("fused passes need a CUDA device and Triton (pip install triton): train without --fuse")
@@ -25,7 +26,7 @@ def fuse_layers_(model: nn.Module, inputs: Tensor) -> dict[str, Any] | None:
         return None
     with autocast(inputs.device):
         try:
-            fusion = fuse_(model, inputs, forms=fastest_forms(model, inputs))
+            fusion = fuse_(model, inputs, forms=ranks.from_one(lambda: fastest_forms(model, inputs)))
         except TraceError as error:
             return {"forms": {}, "left_alone": {}, "reason": str(error)}
     return {"forms": fusion.forms, "left_alone": fusion.left_alone, "reason": None}

@@ -53,14 +53,22 @@ def keep_spectra(run: Trainer) -> None:
 
 
 def step_costs(run: Trainer, wish: PCNConfig | Budget) -> Measured | None:
-    """Measure what a step of each process takes, where a budget asks; one that cannot be met is refused at once."""
+    """Measure what a step of each process takes, where a budget asks; one that cannot be met is refused at once.
+
+    A resumed run goes on with what was measured when it began.
+    """
     if not isinstance(wish, Budget) or not wish.measures:
         return None
     own = replace(wish, batch=-(-run.settings.batch // run.world.size))
 
     def measure() -> Measured | None:
+        if run.folder is not None and (earlier := run.folder.costs()) is not None:
+            return earlier
         with autocast(run.device):
-            return measure_first(run.model, next(iter(run.calibration()), None), own)
+            found = measure_first(run.model, next(iter(run.calibration()), None), own)
+        if run.folder is not None and found is not None:
+            run.folder.write_costs(found)
+        return found
 
     return run.world.ranks.from_one(measure)
 

@@ -13,12 +13,13 @@ from pcn.errors import CheckpointError, ConfigError
 from pcn.folders import write_whole
 from pcn.io import WEIGHTS_FILE, save
 from pcn.plan import Plan, get_plan
+from pcn.planner.measured import Measured
 from pcn.training.checkpoints import Checkpoints
 from pcn.training.settings import Settings
 from pcn.weights import tensors_to_save
 
 SETTINGS, PLAN, METRICS, RESULT, LOCK = "settings.json", "plan.json", "metrics.jsonl", "result.json", ".lock"
-SPECTRA, REPORT = "spectra.json", "report.html"
+SPECTRA, COSTS, REPORT = "spectra.json", "costs.json", "report.html"
 
 
 class RunFolder:
@@ -80,6 +81,16 @@ class RunFolder:
 
     def write_plan(self, plan: Plan) -> None:
         write_text(self.path / PLAN, plan.to_json())
+
+    def costs(self) -> Measured | None:
+        """What a step was measured to take when the run began, or None."""
+        file = self.path / COSTS
+        return Measured.from_json(file.read_text()) if file.exists() else None
+
+    def write_costs(self, measured: Measured) -> None:
+        """Keep what the run's budget is spent by: a resumed one would measure something else."""
+        self.begin()
+        write_text(self.path / COSTS, measured.to_json())
 
     def write_spectra(self, spectra: dict[str, Any]) -> None:
         """Keep what the layers' inputs look like, for the report."""

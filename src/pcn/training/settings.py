@@ -134,7 +134,10 @@ class Settings:
         named = [name for name in ("two_sided", "drop_channels") if getattr(self, name)]
         if not self.has_budget and (named or self.worth != WORTHS[0]):
             given = " and ".join(named) or f"worth={self.worth!r}"
-            raise ConfigError(f"{given} without a budget: give params or flops too, or leave it out")
+            raise ConfigError(f"{given} without a budget: give one of {', '.join(LIMITS)}, or leave it out")
+        for name in ("step_ms", "memory_mib"):
+            if getattr(self, name) == 1:
+                raise ConfigError(f"{name}=1 could be one, or all of it: give 1.001 for one, or leave it out for all")
         if self.drop_channels and self.fade_epochs:
             raise ConfigError("drop_channels with fade_epochs: channels that are dropped cannot fade, leave one out")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from pcn.cost import count
 from pcn.errors import ConfigError
 from pcn.layers import transformable_layers
-from pcn.plan import Plan
+from pcn.plan import Plan, get_plan
 from pcn.statistics import Statistics
 from pcn.switching import Switch
 from pcn.training.data import Again, Batch, Data
@@ -213,8 +213,10 @@ class Trainer:
         """Make the training step, which is where compilation and capture take their time."""
         self.count_time()
         self._lay_out_()
-        if self.fused and (done := fuse_layers_(self.model, inputs)) is not None:
+        if self.fused and (done := fuse_layers_(self.model, inputs, self.world.ranks)) is not None:
             self.log("fused", **done)
+            if self.switch is not None and self.switch.plan is not None:  # so that a resumed run has the same forms
+                self.switch.plan = get_plan(self.model)
         self.step = Step(
             self.wrapped,
             self.optimizer,
