@@ -49,8 +49,12 @@ def test_what_is_handed_out_fits_and_is_near_the_best(
         assert sum(o.worth for o in chosen) >= max(possible) - step - 1e-9
 
 
+COUNTED = st.builds(Option, st.integers(1, 99), st.none(), COSTS, st.integers(0, 40).map(float))  # with equal bargains
+MANY = st.lists(st.lists(COUNTED, min_size=1, max_size=5), min_size=1, max_size=4)
+
+
 @settings(max_examples=300, deadline=None)
-@given(OFFERS, st.integers(1, 90), st.integers(0, 30))
+@given(st.one_of(OFFERS, MANY), st.integers(1, 90), st.integers(0, 30))
 def test_more_room_is_never_worth_less(lists: list[list[Option]], params: int, more: int) -> None:
     offers = {str(number): options for number, options in enumerate(lists)}
     try:

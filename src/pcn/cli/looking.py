@@ -20,11 +20,13 @@ from pcn.cli.subject import Subject, add_subject
 from pcn.errors import FileError, suggest
 from pcn.layers import unwrap
 from pcn.plan import Plan, check_untransformed
+from pcn.planner.measured import Measured
 from pcn.planning import make_plan
 from pcn.statistics import Statistics, analyze
 from pcn.statistics.statistics import LayerShape
 from pcn.training.requests import analysis_options, pcn_config, requested
-from pcn.within import plan_within
+from pcn.training.step import autocast
+from pcn.within import measure_first, plan_within
 
 
 def add_look(parser: argparse.ArgumentParser) -> None:
@@ -45,10 +47,11 @@ def add_network(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Looked:
-    """What the layers read, and the batches that it was seen on; none with statistics from a file."""
+    """What the layers read, the batches that it was seen on (none with statistics from a file), what a step takes."""
 
     stats: Statistics
     batches: Sequence[Any] = ()
+    measured: Measured | None = None
 
 
 def look(arguments: argparse.Namespace, subject: Subject, screen: Screen) -> Looked:
@@ -59,10 +62,21 @@ def look(arguments: argparse.Namespace, subject: Subject, screen: Screen) -> Loo
     config = pcn_config(subject.settings)
     batches = read_batches(arguments, subject)
     warn_of_noise(arguments, screen)
+    measured = _costs(subject, batches)  # a budget that cannot be met is refused before anything else is done
     options = analysis_options(subject.settings, config) | {"max_rank": arguments.max_rank, "exclude": config.exclude}
     with screen.progress(len(batches), "looking") as bar:
         watched = _Watched(batches, lambda done: bar.update(bar.task_ids[0], completed=done))
-        return Looked(analyze(subject.model, watched, **options), batches)
+        return Looked(analyze(subject.model, watched, **options), batches, measured)
+
+
+def _costs(subject: Subject, batches: list[Any]) -> Measured | None:
+    """What a step takes as ``pcn train`` would run it, where a budget asks."""
+    settings = subject.settings
+    wish = requested(settings) if settings.has_budget else None
+    if not isinstance(wish, Budget) or not wish.measures:
+        return None
+    with autocast(subject.device):
+        return measure_first(subject.model, next(iter(batches), None), wish)
 
 
 def plan_for(subject: Subject, looked: Looked) -> Plan:
@@ -72,7 +86,7 @@ def plan_for(subject: Subject, looked: Looked) -> Plan:
         return make_plan(subject.model, looked.stats, wish)
     if wish.worth.needs_batches and not looked.batches:
         raise WrongUsageError(f"--worth {subject.settings.worth} runs the model: give batches in place of --stats")
-    return plan_within(subject.model, looked.stats, wish, batches=looked.batches)
+    return plan_within(subject.model, looked.stats, wish, batches=looked.batches, measured=looked.measured)
 
 
 class _Watched(Sequence[Any]):

@@ -103,8 +103,9 @@ def _line(record: Record, epochs: int) -> str:
         )
     if record["event"] == "fused":
         forms = Counter(record["forms"].values())
-        layers = ", ".join(f"{count} {form}" for form, count in forms.items())
-        return f"nothing fused: {record['reason']}" if record["reason"] else f"layers as fastest here: {layers}"
+        layers = ", ".join(f"{count} {form}" for form, count in forms.items()) or "none has a choice"
+        alone = "".join(f"; {name} left alone: {why}" for name, why in record["left_alone"].items())
+        return f"nothing fused: {record['reason']}" if record["reason"] else f"layers as fastest here: {layers}{alone}"
     return (
         f"epoch {record['epoch']}/{epochs}: loss {record['loss']:.4f}, "
         f"validation {record['validation_accuracy']:.2f}%, learning rate {record['learning_rate']:g}"

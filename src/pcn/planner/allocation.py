@@ -13,7 +13,7 @@ from pcn.planner.prices import added, taken_off
 from pcn.planner.units import Costs, amounts
 
 Offers = Mapping[str, list[Option]]
-_Bid = tuple[float, str, Option]  # what it does not buy per price, and for which layer: one bid each
+_Bid = tuple[float, float, str, Option]  # what it does not buy per price and in all, and for which layer: one bid each
 LEAST = "even with every layer at its lowest rank: the least would be"
 
 
@@ -25,7 +25,9 @@ class Room:
     others: Costs = field(default_factory=dict)
 
     def price(self, option: Option) -> float:
-        """The share of what there is that an option takes, limits added up."""
+        """What an option takes of the one limit, in its own unit; of several, its shares of what there is, added up."""
+        if len(self.left) == 1:  # whole numbers, so that what is the better bargain does not depend on the room
+            return option.costs[next(iter(self.left))]
         return sum(option.costs[unit] / max(left, 1) for unit, left in self.left.items())
 
     def holds(self, costs: Costs) -> bool:
@@ -74,7 +76,7 @@ def hand_out(offers: Offers, room: Room) -> dict[str, Served]:
     for name in offers:
         _push(queue, _bid(name, chosen, offers[name], ladders[name]))
     while queue:
-        _, name, option = heapq.heappop(queue)
+        *_, name, option = heapq.heappop(queue)
         # What is left only shrinks: a bid that fits no more gives way to that layer's best one that does.
         chosen.take(name, option)
         _push(queue, _bid(name, chosen, offers[name], ladders[name]))
@@ -129,8 +131,8 @@ def _bid(name: str, chosen: _Chosen, options: list[Option], ladder: list[Option]
     on_ladder = any(now is rung for rung in ladder)
     if best is None or not on_ladder or not chosen.fits(name, best):  # otherwise no option between buys more
         better = [option for option in options if option.worth > now.worth and chosen.fits(name, option)]
-        best = max(better, key=lambda option: rate(now, option, price), default=None)
-    return None if best is None else (-rate(now, best, price), name, best)
+        best = max(better, key=lambda option: (rate(now, option, price), option.worth), default=None)
+    return None if best is None else (-rate(now, best, price), now.worth - best.worth, name, best)
 
 
 def _push(queue: list[_Bid], bid: _Bid | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pcn.distributed.collectives import Ranks
@@ -15,13 +16,17 @@ from pcn.nn import PCModule
 from pcn.training.step import autocast
 
 
+def check_kernels(device: torch.device) -> None:
+    """Raise where there are no kernels to fuse with."""
+    if not fuses(torch.empty(0, device=device)):
+        raise ConfigError("fused passes need a CUDA device and Triton (pip install triton): train without --fuse")
+
+
 def fuse_layers_(model: nn.Module, inputs: Tensor, ranks: Ranks) -> dict[str, Any] | None:
     """Fuse a model that has principal component layers, each in the form that is fastest here, and say what came of it.
 
     The parent is left alone: before the switch there is nothing to project. One process's clock decides for all.
     """
-    if not fuses(inputs):
-        raise ConfigError("fused passes need a CUDA device and Triton (pip install triton): train without --fuse")
     if not any(isinstance(module, PCModule) for module in unwrap(model).modules()):
         return None
     with autocast(inputs.device):

@@ -20,7 +20,7 @@ from pcn.statistics import Statistics
 from pcn.switching import Switch
 from pcn.training.data import Again, Batch, Data
 from pcn.training.evaluation import accuracies_percent, accuracy_percent
-from pcn.training.fusing import fuse_layers_
+from pcn.training.fusing import check_kernels, fuse_layers_
 from pcn.training.keeping import Keeper
 from pcn.training.looks import step_costs
 from pcn.training.losses import Losses
@@ -72,6 +72,8 @@ class Trainer:
         self.device = self.world.device
         self.tell, self.stepped = tell, stepped
         self.compiled, self.fused = compiled, fused
+        if fused:
+            check_kernels(self.device)
         self.graphed = self.device.type == "cuda" and self.world.size == 1
         self.steps_per_epoch = data.steps(settings.batch)
         if self.steps_per_epoch == 0:
