@@ -3,13 +3,15 @@
     python benchmarks/step_time.py                                  all, the most important first, within --seconds
     python benchmarks/step_time.py --only wide_resnet20-pcn1        some networks; records of the others stay
     python benchmarks/step_time.py --only kernels --tune            the table of kernels, launches timed first
+    python benchmarks/step_time.py --device cpu --only wide_resnet20-pcn1 --batches 32 --seconds 900
     python benchmarks/step_time.py --tiny --device cpu --out FILE   a minute, to see that it runs
 
 Records that are there already are skipped unless --again is given, so that a run that was stopped goes on. All networks
 of one record are timed in the same run. For each record the fastest form of every layer is found first; then the steps
 are compiled, side by side, into a cache on disk; then each is timed alone: forward, backward and optimizer in bf16 as
-one CUDA graph, parent and PCN in the faster of two ways to compile. A process that takes too long is stopped and costs
-no other. Results are saved as they come.
+one CUDA graph, parent and PCN in the faster of two ways to compile; on a CPU in fp32 as PyTorch runs it, channels last.
+A process that takes too long is stopped and costs no other. Results are saved as they come, those of a CPU in
+step_time_cpu.json.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ from step_time_kernels import STAGES, WIDE, cases, copy_bandwidth, rows_of
 from step_time_networks import NETWORKS, PLANNED, TINY, Network, build
 from watched import watched
 
-RESULTS = Path(__file__).parent / "results" / "step_time.json"
+DEVICES = {"cuda": "", "cpu": "_cpu"}
+RESULTS = {name: Path(__file__).parent / "results" / f"step_time{end}.json" for name, end in DEVICES.items()}
 WAYS: dict[str, tuple[str, ...]] = {  # of compiling, for each part of a record; the fastest counts
     "parent": ("whole", "blocks"),
     "pcn": ("whole",),
@@ -108,14 +111,15 @@ def main() -> None:
         cache.mkdir(parents=True, exist_ok=True)
         roles = ("parent", "pcn", *given.beside)
         setting = Setting(given.device, given.tiny, cache, given.plan, given.tune, given.forms, roles, given.stages)
-        run = Run(setting, given.out, given.seconds)
+        run = Run(setting, given.out or RESULTS[given.device], given.seconds)
         run.machine()
         if "kernels" in given.only:
             run.kernels()
         networks = [TINY] if given.tiny else [NETWORKS[name] for name in given.only if name in NETWORKS]
         if given.plan is None:
             networks = [network for network in networks if network.name != PLANNED]
-        wanted = [(n, b) for n in networks for b in n.batches if given.again or not run.results.has(n.name, b)]
+        asked = [(network, batch) for network in networks for batch in given.batches or network.batches]
+        wanted = [each for each in asked if given.again or not run.results.has(each[0].name, each[1])]
         run.time(sorted(wanted, key=lambda each: -each[1]))
 
 
@@ -123,16 +127,17 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ["kernels", *NETWORKS]
     parser.add_argument("--only", nargs="+", choices=names, default=names)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=list(DEVICES), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=230.0, help="nothing starts or goes on after these")
     parser.add_argument("--plan", type=Path, help=f"plan.json of {PLANNED}, as pcn.save writes it")
     parser.add_argument("--tune", action="store_true", help="time several launches of every kernel first")
     parser.add_argument("--forms", choices=("fastest", *FORMS), default="fastest", help="of the PCN's layers")
     parser.add_argument("--beside", nargs="*", choices=BESIDE, default=BESIDE, help="what is timed with parent and PCN")
+    parser.add_argument("--batches", nargs="+", type=int, metavar="N", help="samples, in place of the usual numbers")
     parser.add_argument("--stages", type=int, metavar="N", help="of the table of kernels, only the first")
     parser.add_argument("--cache", type=Path, help="folder that keeps compiled code and launches for the next run")
     parser.add_argument("--again", action="store_true", help="also what is in the results already")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="file of the results")
     parser.add_argument("--tiny", action="store_true")
     return parser.parse_args()
 
@@ -294,8 +299,9 @@ def work(sender: Any, task: Any, setting: Setting, *arguments: Any) -> None:
 
 def machine(setting: Setting) -> Iterator[Result]:
     device = torch.device(setting.device)
+    processor = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     yield {
-        "device": torch.cuda.get_device_name() if setting.cuda else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name() if setting.cuda else processor,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "pcn": pcn.__version__,
@@ -339,7 +345,7 @@ def prepare(setting: Setting, job: Job) -> tuple[nn.Module, Tensor, Tensor]:
     model = build(job.network, job.role, device, setting.plan)
     generator = torch.Generator(device).manual_seed(0)
     images = torch.randn(job.batch, *job.network.shape, device=device, generator=generator).to(compute_dtype(device))
-    if images.dim() == 4 and setting.cuda:
+    if images.dim() == 4:
         images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(10, (job.batch,), device=device, generator=generator)
     if job.role in ("pcn", "parent_our_bn"):

@@ -105,7 +105,7 @@ def build(network: Network, role: str, device: torch.device, plan: Path | None) 
         else:
             stats = pcn.analyze(model, random_batches(network, device))
             pcn.make_plan(model, stats, network.config).apply_(model, stats)
-    return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model
+    return model.to(memory_format=torch.channels_last)
 
 
 def random_batches(network: Network, device: torch.device, batch: int = 64) -> list[Tensor]:

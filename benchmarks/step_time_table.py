@@ -1,4 +1,4 @@
-"""Print benchmarks/results/step_time.json as the Markdown tables that stand in docs/performance.md.
+"""Print benchmarks/results/step_time.json and step_time_cpu.json as the tables that stand in docs/performance.md.
 
 python benchmarks/step_time_table.py
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "step_time.json"
+CPU_RESULTS = RESULTS.with_stem("step_time_cpu")
 NOTHING = "Not measured yet: there is no `benchmarks/results/step_time.json`."
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
@@ -83,3 +84,5 @@ def table(columns: list[Column], rows: list[Row]) -> str:
 
 if __name__ == "__main__":
     print(tables())
+    if CPU_RESULTS.exists():
+        print(f"\n{tables(CPU_RESULTS)}")
