@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from pcn.folders import write_whole
-from step_time import Job, Result, Setting, choose_job, set_up, work
+from step_time_jobs import Job, Result, Setting, choose_job, set_up, work
 from step_time_networks import NETWORKS
 from watched import watched
 

@@ -18,90 +18,41 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-import pcn
 from pcn.folders import write_whole
-from pcn.fusion import FORMS, Form, choose_forms, fuse_
-from pcn.kernels import tuning
-from pcn.kernels.launch import CHOICES
-from pcn.training.compiling import Forwards, compile_parts
-from pcn.training.meter import Stopwatch
-from pcn.training.optimizers import make_optimizer
-from pcn.training.settings import Settings
-from pcn.training.step import Step, autocast, compute_dtype
-from step_time_floor import step_bytes
-from step_time_kernels import STAGES, WIDE, cases, copy_bandwidth, rows_of
-from step_time_networks import NETWORKS, PLANNED, TINY, Network, build
+from pcn.fusion import FORMS, Form
+from pcn.training.step import compute_dtype
+from step_time_jobs import (
+    WAYS,
+    Job,
+    Result,
+    Setting,
+    choose_job,
+    compile_job,
+    kernel_rows,
+    machine,
+    time_job,
+    warm_kernels,
+    work,
+)
+from step_time_kernels import STAGES, WIDE
+from step_time_networks import NETWORKS, PLANNED, TINY, Network
 from watched import watched
 
 DEVICES = {"cuda": "", "cpu": "_cpu"}
 RESULTS = {name: Path(__file__).parent / "results" / f"step_time{end}.json" for name, end in DEVICES.items()}
-WAYS: dict[str, tuple[str, ...]] = {  # of compiling, for each part of a record; the fastest counts
-    "parent": ("whole", "blocks"),
-    "pcn": ("whole",),
-    "narrow": ("blocks",),
-    "parent_our_bn": ("whole",),
-    "pcn_unfused": ("blocks",),
-}
 BESIDE = ("narrow", "parent_our_bn", "pcn_unfused")
 LIMITS_S = {"forms": 60.0, "compile": 90.0, "time": 45.0, "kernels": 90.0}
 SIDE_BY_SIDE = 7
-SETTINGS = Settings(learning_rate=0.01, momentum=0.9, weight_decay=1e-4)
-Result = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Setting:
-    device: str
-    tiny: bool
-    folder: Path  # for compiled code
-    plan: Path | None = None
-    tune: bool = False
-    forms: str = "fastest"
-    roles: tuple[str, ...] = tuple(WAYS)
-    stages: int | None = None
-
-    @property
-    def cuda(self) -> bool:
-        return self.device == "cuda"
-
-    @property
-    def launches(self) -> Path:
-        return self.folder / "launches.json"
-
-
-@dataclass(frozen=True)
-class Job:
-    network: Network
-    role: str
-    batch: int
-    way: str
-    forms: tuple[tuple[str, Form], ...] = ()  # of the layers
-
-    @property
-    def model(self) -> str:
-        """What is timed: PCNs of one parent share the parent and the narrower network."""
-        return self.network.name if self.role.startswith("pcn") else self.network.parent
-
-    @property
-    def part(self) -> tuple[str, str, int]:
-        """The part of a record that this job measures."""
-        return self.model, self.role, self.batch
-
-    def __str__(self) -> str:
-        return f"{self.model} at {self.batch}: {self.role}, {self.way}"
 
 
 def main() -> None:
@@ -280,133 +231,6 @@ class Run:
 
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.started:6.1f} s] {text}", flush=True)
-
-
-def work(sender: Any, task: Any, setting: Setting, *arguments: Any) -> None:
-    os.setsid()  # so that compiling processes end with this one
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(setting.folder / "inductor")
-    os.environ["TRITON_CACHE_DIR"] = str(setting.folder / "triton")
-    import torch._inductor.config
-
-    torch._inductor.config.compile_threads = 2
-    if setting.cuda:
-        torch.backends.cudnn.benchmark = True  # as in training
-    if setting.launches.exists() and not setting.tune:
-        CHOICES.load(setting.launches)
-    for report in task(setting, *arguments):
-        sender.send(report)
-
-
-def machine(setting: Setting) -> Iterator[Result]:
-    device = torch.device(setting.device)
-    processor = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    yield {
-        "device": torch.cuda.get_device_name() if setting.cuda else processor,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "pcn": pcn.__version__,
-        "copy_bytes_per_s": copy_bandwidth(device),
-    }
-
-
-def kernel_rows(setting: Setting, batch: int, stage: tuple[int, int, int], bandwidth: float) -> Iterator[Result]:
-    device = torch.device(setting.device)
-    if setting.tune:
-        with tuning(setting.launches):
-            list(rows_of(device, batch, stage, bandwidth))
-    yield from rows_of(device, batch, stage, bandwidth)
-
-
-def warm_kernels(setting: Setting, batch: int, stage: tuple[int, int, int]) -> Iterator[Result]:
-    """Compile every launch of a stage's kernels; how long they take while others do the same says nothing."""
-    width, rank, positions = stage
-    device = torch.device(setting.device)
-    dtype = torch.bfloat16 if setting.cuda else torch.float32
-    with tuning():
-        for case in cases(width, rank, batch * positions // 16, device, dtype, positions):
-            case.run()
-    yield {}
-
-
-class CompiledStep(Step):
-    """A step compiled as a whole or block by block."""
-
-    def __init__(self, way: str, *arguments: Any, **keywords: Any) -> None:
-        self.way = way
-        super().__init__(*arguments, **keywords)
-
-    def _compile(self) -> Forwards:
-        return compile_parts(self.model, whole=self.way == "whole")
-
-
-def prepare(setting: Setting, job: Job) -> tuple[nn.Module, Tensor, Tensor]:
-    """Build a model and a batch, and fuse what is to be fused."""
-    device = torch.device(setting.device)
-    model = build(job.network, job.role, device, setting.plan)
-    generator = torch.Generator(device).manual_seed(0)
-    images = torch.randn(job.batch, *job.network.shape, device=device, generator=generator).to(compute_dtype(device))
-    if images.dim() == 4:
-        images = images.contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(10, (job.batch,), device=device, generator=generator)
-    if job.role in ("pcn", "parent_our_bn"):
-        with autocast(device):
-            fuse_(model, images, forms=dict(job.forms) if setting.forms == "fastest" else setting.forms)
-    return model, images, labels
-
-
-def set_up(setting: Setting, job: Job) -> Step:
-    """The compiled step of a model, ready to be replayed."""
-    model, images, labels = prepare(setting, job)
-    if setting.cuda:
-        torch.cuda.reset_peak_memory_stats()
-    optimizer = make_optimizer(model, SETTINGS, graphed=setting.cuda)
-    return CompiledStep(job.way, model, optimizer, images, labels, compiled=setting.cuda, graphed=setting.cuda)
-
-
-def choose_job(setting: Setting, job: Job) -> Iterator[Result]:
-    """Find the fastest form of every layer."""
-    model, images, _ = prepare(setting, replace(job, role="pcn_unfused"))
-    with autocast(images.device):
-        yield choose_forms(model, images)
-
-
-def compile_job(setting: Setting, job: Job) -> Iterator[Result]:
-    """Compile a step; what comes of it is on disk."""
-    set_up(setting, job)
-    yield {}
-
-
-def time_job(setting: Setting, job: Job, bandwidth: float) -> Iterator[Result]:
-    """Time a step; beside a PCN's stands the least that it could take."""
-    step = set_up(setting, job)
-    found = {"way": job.way} | timed(setting, step)
-    if job.role == "pcn":
-        with autocast(step.inputs.device):
-            moved = step_bytes(step.model, step.inputs, step.inputs.itemsize)
-        found["floor_ms"] = 1000 * moved / bandwidth
-    yield found
-
-
-def timed(setting: Setting, step: Step) -> Result:
-    """Milliseconds and joules of a step, and the peak of memory while it was set up and run."""
-    for _ in range(3 if setting.cuda else 1):
-        step(step.inputs, step.labels)
-    watch = Stopwatch(step.inputs.device)
-    run = step.graph.replay if step.graph is not None else lambda: step(step.inputs, step.labels)
-    run()
-    once_s, _ = watch.lap()
-    count = max(5, int(1.5 / once_s)) if setting.cuda else 2
-    watch.lap()
-    for _ in range(count):
-        run()
-    taken_s, energy_j = watch.lap()
-    peak = torch.cuda.max_memory_allocated() / 2**20 if setting.cuda else None
-    return {
-        "ms": 1000 * taken_s / count,
-        "energy_j": None if energy_j is None else energy_j / count,
-        "peak_mib": peak,
-        "loss": float(step.loss_sum.detach()),
-    }
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ BESIDE = {
 SETTINGS = """\
 As flags (`--learning-rate 0.1`), in a TOML file (`learning_rate = 0.1`) or in Python
 (`pcn.training.Settings(learning_rate=0.1)`). Flags win over the file. What belongs to the machine and not to the result
-(`--out`, `--device`, `--threads`, `--compile`) stands in `pcn train --help`.
+(`--out`, `--device`, `--threads`, `--compile`, `--fuse`) stands in `pcn train --help`.
 """
 
 

@@ -21,7 +21,7 @@ def step_ns(forward: Callable[[], Any], wanted: Sequence[Tensor], device: torch.
 
     With nothing wanted, or outputs that take no gradients, it is the way forward alone.
     """
-    coming = [noise(leaf) for leaf in _differentiable(forward())] if wanted else []
+    coming = [_noise(leaf) for leaf in _differentiable(forward())] if wanted else []
 
     def step() -> None:
         # As in training every step casts its weights anew; copies of an earlier one would stay with its stream.
@@ -37,7 +37,7 @@ def step_ns(forward: Callable[[], Any], wanted: Sequence[Tensor], device: torch.
         return round(1e9 * (_replayed_s(step) if capture else _launched_s(step)))
 
 
-def noise(like: Tensor) -> Tensor:
+def _noise(like: Tensor) -> Tensor:
     """Numbers that take nothing from the stream of random ones that training uses."""
     generator = torch.Generator(like.device).manual_seed(0)
     return torch.randn(like.shape, generator=generator, device=like.device).to(like)

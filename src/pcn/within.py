@@ -27,7 +27,7 @@ from pcn.planner.units import amounts
 from pcn.planning import make_plan
 from pcn.statistics import Statistics
 
-WHITENED = 1.0  # how far directions are preconditioned where nobody says: the planner's ranks train far better so
+WHITENED = 1.0  # how far directions are preconditioned where nobody says; docs/comparison.md has the trials
 
 
 def fit_budget(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pcn.errors import ConfigError
@@ -16,9 +15,10 @@ from pcn.example import Example, device_of
 from pcn.fusion.find import Found, Search, find_chains
 from pcn.fusion.fuse import FORMS, attach_, layers_with_forms, unfuse_
 from pcn.fusion.layers import Form
-from pcn.layers import layout_of, unwrap
+from pcn.layers import unwrap
 from pcn.nn import PCModule
-from pcn.timing import noise, step_ns
+from pcn.planner.kept import Kept
+from pcn.timing import step_ns
 from pcn.untouched import untouched
 
 
@@ -52,23 +52,11 @@ def choose_forms(model: nn.Module, example: Any, *, among: Sequence[Form] = FORM
 
 
 def _inputs(model: nn.Module, example: Example, layers: dict[str, PCModule]) -> dict[str, Tensor]:
-    """An empty tensor like the one that each layer reads."""
-    seen: dict[str, Tensor] = {}
-
-    def note(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: Any, keywords: Any) -> None:
-            seen[name] = torch.empty_like(next(iter((*arguments, *keywords.values()))))
-
-        return hook
-
-    hooks = [layer.register_forward_pre_hook(note(name), with_kwargs=True) for name, layer in layers.items()]
-    try:
-        with untouched(model, eval_mode=True):
-            example.call(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seen
+    """Random numbers like those that each layer reads first."""
+    kept = Kept.beside(())
+    with untouched(model, eval_mode=True), kept.layers_named(layers):
+        example.call(model)
+        return {name: reads[0].like() for name, reads in kept.reads.items()}
 
 
 @dataclass(frozen=True)
@@ -99,7 +87,7 @@ def _fastest(place: _Place, like: Tensor, among: Sequence[Form]) -> Form:
     return min(forms, key=lambda form: time_s(place.part(form), like))
 
 
-def time_s(part: nn.Module, like: Tensor) -> float:
-    """The shortest of a few steps forward and back on random numbers."""
-    inputs = noise(like).to(memory_format=layout_of(like)).requires_grad_()
-    return step_ns(lambda: part(inputs), [inputs, *part.parameters()], like.device) / 1e9
+def time_s(part: nn.Module, x: Tensor) -> float:
+    """The shortest of a few steps forward and back."""
+    x = x.detach().requires_grad_()
+    return step_ns(lambda: part(x), [x, *part.parameters()], x.device) / 1e9

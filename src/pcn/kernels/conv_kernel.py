@@ -16,7 +16,7 @@ from pcn.kernels.conv_launches import chunks, share
 from pcn.kernels.conv_patches import corners, patches
 from pcn.kernels.conv_reference import Geometry
 from pcn.kernels.launch import Launch
-from pcn.kernels.moments_kernel import merge
+from pcn.kernels.moments_kernel import merge, put_part
 from pcn.kernels.tiles import multiply, offset_of, precision
 
 
@@ -105,12 +105,7 @@ def _forward(
             sums += _fold(deviation, ROWS, COLUMNS, BANDS)
             squares += _fold(deviation * deviation, ROWS, COLUMNS, BANDS)
     if MOMENTS:
-        n = (last - first).to(tl.float32)
-        mean = tl.sum(sums, 0) / n
-        held += part * 3 * filters
-        tl.store(held + filter, shift, inside)
-        tl.store(held + filters + filter, mean, inside)
-        tl.store(held + 2 * filters + filter, tl.maximum(tl.sum(squares, 0) - mean * mean * n, 0.0), inside)
+        put_part(held + part * 3 * filters, shift, sums, squares, last - first, filter, inside, filters)
 
 
 @triton.jit

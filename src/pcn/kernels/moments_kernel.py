@@ -84,9 +84,14 @@ def _sums(
         deviation = tl.where(there, value.to(tl.float32) - shift, 0.0)
         sums += deviation
         squares += deviation * deviation
-    n = (last - first).to(tl.float32)
+    put_part(held + part * 3 * width, shift, sums, squares, last - first, columns, inside, width)
+
+
+@triton.jit
+def put_part(held, shift, sums, squares, count, columns, inside, width):
+    # What a program has found: its shift, the mean of its rows less that, their sum of squares about the mean.
+    n = count.to(tl.float32)
     mean = tl.sum(sums, 0) / n
-    held += part * 3 * width
     tl.store(held + columns, shift, inside)
     tl.store(held + width + columns, mean, inside)
     tl.store(held + 2 * width + columns, tl.maximum(tl.sum(squares, 0) - mean * mean * n, 0.0), inside)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +69,7 @@ class Kept:
         return tensor.detach()  # a tensor that held itself through its own graph would never be freed
 
     @contextmanager
-    def layers_named(self, layers: dict[str, nn.Module]) -> Iterator[None]:
+    def layers_named(self, layers: Mapping[str, nn.Module]) -> Iterator[None]:
         """Note which layer runs, and what it reads."""
         handles = []
         for name, layer in layers.items():

@@ -80,6 +80,7 @@ def _levelled(whole: Usage, layers: dict[str, LayerUsage], on: str) -> Measured:
     """Have layers and rest add up to the whole; layers that take longer alone than the whole model are scaled."""
     alone = sum(layer.whole.time_ns for layer in layers.values())
     if alone > whole.time_ns:
+        on += f"; the layers alone took {alone / whole.time_ns:.2f} times as long as the model, and are scaled"
         layers = {
             name: LayerUsage(
                 _scaled(layer.whole, whole.time_ns, alone),

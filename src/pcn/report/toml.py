@@ -6,9 +6,9 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from pcn.training.settings import Settings
+from pcn.training.settings import LIMITS, Settings
 
-BUDGET = ("params", "flops", "step_ms", "memory_mib", "worth", "two_sided", "drop_channels")
+BUDGET = (*LIMITS, "worth", "two_sided", "drop_channels")
 CHOSEN = ("pcn", "rank", *BUDGET, "output_rank", "keep_outputs", "layers", "exclude", "skip_larger")
 
 

@@ -13,13 +13,14 @@ from typing import Any, get_args, get_type_hints
 
 from pcn.config import BASES, ORDERS
 from pcn.errors import ConfigError, suggest
+from pcn.planner.units import MEASURED, UNITS
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "drops", "cosine")
 AUGMENT = ("none", "crop-flip", "resized-crop", "resized-crop-colour")
 SCALES = ("unit", "standardise", "centre")
 MODES = ("eval", "train")
-LIMITS = ("params", "flops", "step_ms", "memory_mib")
+LIMITS = tuple(UNITS)  # of a budget
 WORTHS = ("response", "taylor", "divergence")
 
 
@@ -135,7 +136,7 @@ class Settings:
         if not self.has_budget and (named or self.worth != WORTHS[0]):
             given = " and ".join(named) or f"worth={self.worth!r}"
             raise ConfigError(f"{given} without a budget: give one of {', '.join(LIMITS)}, or leave it out")
-        for name in ("step_ms", "memory_mib"):
+        for name in MEASURED:
             if getattr(self, name) == 1:
                 raise ConfigError(f"{name}=1 could be one, or all of it: give 1.001 for one, or leave it out for all")
         if self.drop_channels and self.fade_epochs:
