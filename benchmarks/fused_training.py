@@ -53,7 +53,7 @@ def main() -> None:
 
 def parents_state(wanted: Settings, data: Any, here: World) -> Record:
     """The state of the parent after one epoch."""
-    alone = {"pcn": None, "switch_at": "never", "schedule": "constant", "drops": ()}
+    alone = {"pcn": None, "rank": None, "switch_at": "never", "schedule": "constant", "drops": ()}
     parent = Trainer(replace(wanted, epochs=1, **alone), data, world=here)
     parent.run()
     return {**take(parent), "switch": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -28,14 +29,14 @@ def take(run: Trainer) -> dict[str, Any]:
 
 
 def put_back_(run: Trainer, state: dict[str, Any]) -> None:
-    """Bring a run, newly made from the same settings, to a state that was taken."""
+    """Bring a run, newly made from the same settings, to a state that was taken, which others may start from too."""
     run.progress = Progress(**state["progress"])
     if run.switch is not None and state["switch"] is not None:
         run.switch.load_state_dict(state["switch"])  # gives model and optimizer the shape of what follows
         if run.switch.plan is not None and not run.settings.carry_state:
             run.optimizer = make_optimizer(run.model, run.settings, graphed=run.graphed)
     run.model.load_state_dict(state["model"])
-    run.optimizer.load_state_dict(state["optimizer"])
+    run.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it would go on with the very tensors given
     run.best = state["best"]
     _set_random_state(state["random"][run.world.rank], run.device)
 
