@@ -149,8 +149,10 @@ class Run:
         for network, batch in wanted:
             jobs = [job for job in self._jobs(network, batch) if job.part not in self.found]
             if self.setting.cuda:
+                self._say(f"{network.name} at {batch}: {len(jobs)} steps are compiled side by side")
                 with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
                     list(threads.map(self._compile, jobs))
+            self._say(f"{network.name} at {batch}: {len(jobs)} steps are timed one after another")
             for job in jobs:
                 self._time(job)
             self._record(network, batch)

@@ -5,7 +5,8 @@
 
 Thresholds are (variance for convolutions, for dense layers); the first convolution is never transformed. Robustness:
 four pairs, the switch after epochs 1 to 5. Ablation: the same pairs, the switch after epoch 3, one layer left as it is.
-Test accuracy is that of the epoch with the best validation accuracy. Results: experiments/results/conv4_robustness.json
+For a seed, all runs that switch after the same epoch branch off one parent: until then they are the same run. Test
+accuracy is that of the epoch with the best validation accuracy. Results: experiments/results/conv4_robustness.json
 """
 
 from __future__ import annotations
@@ -53,7 +54,14 @@ def jobs(options: argparse.Namespace, records: Records) -> Iterator[Job]:
         for part in options.only:
             for point in PARTS[part]:
                 if not records.has(network=name(point), seed=seed):
-                    yield Job(name(point), settings(point, seed, options.data), at_the_end=ranks)
+                    switch = point[2]
+                    yield Job(
+                        name(point),
+                        settings(point, seed, options.data),
+                        trunk=options.work / f"conv4-seed{seed}-epoch{switch}.pt",
+                        trunk_epoch=switch,
+                        at_the_end=ranks,
+                    )
 
 
 def name(point: Point) -> str:
@@ -74,6 +82,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-10's binary version")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=tuple(PARTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4], metavar="SEED")
+    parser.add_argument("--work", type=Path, default=Path("runs/conv4_robustness"), help="folder for parents' states")
     add_run_arguments(parser)
     return parser
 

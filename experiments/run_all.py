@@ -38,12 +38,11 @@ LANES: dict[str, list[str]] = {
         "cifar10_resnets.py --data DATA --networks resnet110 --seeds 0 --shared",
     ],
     "small networks": [
-        "cifar10_conv4.py --data DATA --together 5",
-        "conv4_dimensions.py --data DATA --together 5",
-        "conv4_robustness.py --data DATA --seeds 0 --together 5",
-        "mnist_width.py --data MNIST --together 5",
-        "open_questions.py --data DATA --networks conv4-pcn --seeds 0 1 2 3 4 --together 5",
-        "conv4_robustness.py --data DATA --together 5",
+        "cifar10_conv4.py --data DATA --together 8",
+        "conv4_dimensions.py --data DATA --together 8",
+        "conv4_robustness.py --data DATA --together 8",
+        "open_questions.py --data DATA --networks conv4-pcn --seeds 0 1 2 3 4 --together 8",
+        "mnist_width.py --data MNIST --together 8",
     ],
 }
 ALONE = ["time_and_energy.py --data DATA", "digits_recalibration.py"]

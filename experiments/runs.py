@@ -94,7 +94,8 @@ def make_record(job: Job, trainer: Trainer, result: Record, seen: Sequence[Recor
     settings = job.settings
     measured = ("train_seconds", "energy_j", "setup_seconds", "switch_seconds")
     switched = next((record for record in seen if record["event"] == "switch"), None)
-    before = [r["validation_accuracy"] for r in seen if r["event"] == "epoch" and r["epoch"] == result["switch_epoch"]]
+    ends = [r for r in seen if r["event"] in ("epoch", "branched")]
+    before = [r["validation_accuracy"] for r in ends if r["epoch"] == result["switch_epoch"]]
     return {
         "network": job.network,
         "seed": settings.seed,
@@ -115,6 +116,8 @@ def make_record(job: Job, trainer: Trainer, result: Record, seen: Sequence[Recor
 def describe(record: Record) -> str:
     if record["event"] == "resumed":
         return f"goes on after epoch {record['epoch']}"
+    if record["event"] == "branched":
+        return f"branches off its parent after epoch {record['epoch']}"
     if record["event"] == "fade":
         return "begins to fade"
     if record["event"] == "switch":

@@ -123,6 +123,24 @@ def test_robustness_transforms_all_layers_but_the_first_and_the_one_left_out(fol
         assert set(record["ranks"]) == {"conv2", "conv3", "conv4", "fc1", "fc2", "output"} - {left_out}
 
 
+def test_robustness_runs_that_branch_off_a_parent_are_as_if_they_had_trained_it(folder: Path) -> None:
+    import conv4_robustness as robustness
+    from runs import run
+
+    options = robustness.arguments().parse_args(["--data", str(folder), "--work", str(folder.parent), "--seeds", "0"])
+    records = robustness.Records(folder.parent / "none.json")
+    jobs = [job for job in robustness.jobs(options, records) if job.trunk_epoch == 1][:2]
+    first, second = (
+        dataclasses.replace(job, settings=dataclasses.replace(job.settings, batch=6, epochs=3)) for job in jobs
+    )
+    whole = run(dataclasses.replace(second, trunk=None))
+    run(first)
+    branched = run(second)
+    assert (whole.pop("first_epochs_from_parent"), branched.pop("first_epochs_from_parent")) == (False, True)
+    taken = {"train_seconds", "switch_seconds", "setup_seconds"}
+    assert {name for name in whole if branched[name] != whole[name]} <= taken
+
+
 def test_the_hidden_dimensions_of_the_mnist_network_are_counted(tmp_path: Path) -> None:
     import mnist_width
     from runs import Job, run

@@ -209,7 +209,9 @@ class Trainer:
         """Go on from the state of another run with the same first epochs, as it was before a switch."""
         put_back_(self, state)
         self.progress.branched = True
-        offer_after_epoch(self, self._validate())
+        accuracy = self._validate()
+        self.log("branched", validation_accuracy=accuracy)
+        offer_after_epoch(self, accuracy)
 
     def set_up(self, inputs: Tensor, labels: Tensor) -> Step:
         """Make the training step, which is where compilation and capture take their time."""
