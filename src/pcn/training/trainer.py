@@ -234,9 +234,8 @@ class Trainer:
         return self.step
 
     def _lay_out_(self) -> None:
-        """Have the channels last in memory, which convolutions on a GPU are fastest with."""
-        if self.device.type == "cuda":
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        """Have the channels last in memory, which convolutions are fastest with, on a GPU and on a CPU."""
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def switched(self, plan: Plan) -> None:
         """Go on with the network that the switch has made; everything set up for the old one goes."""
