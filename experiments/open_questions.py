@@ -29,7 +29,7 @@ from pcn.training import Settings
 from records import RESULTS, Records
 from runs import Job, add_run_arguments, run_jobs
 
-EPOCHS = {"conv4": cifar10_conv4.EPOCHS, "wide_resnet20": 60}
+EPOCHS = {"conv4": cifar10_conv4.EPOCHS, "wide_resnet20": 20}
 PAPER, SCRATCH = "as in the paper", "from scratch"
 ORDERS = ("project first", "kept block")
 CHANGES: dict[str, dict[str, Any]] = {
@@ -110,7 +110,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--networks", nargs="+", choices=ARMS, default=tuple(ARMS), metavar="NAME")
     parser.add_argument("--arms", nargs="+", choices=CHANGES, default=tuple(CHANGES), metavar="ARM")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
-    parser.add_argument("--epochs", type=int, help="in place of 20 for Conv4 and 60 for WideResNet-20")
+    parser.add_argument("--epochs", type=int, help="in place of 20")
     parser.add_argument("--work", type=Path, default=Path("runs/open_questions"), help="folder for checkpoints")
     add_run_arguments(parser)
     return parser
