@@ -41,7 +41,7 @@ def test_full_rank_changes_nothing(kind: str, basis: str, precondition: float) -
 @pytest.mark.parametrize("basis", BASES)
 def test_preconditioning_changes_the_coordinates_and_not_the_function(kind: str, basis: str) -> None:
     model, x = built(kind)
-    stats = pcn.analyze(model, [x])
+    stats = pcn.analyze(model, [x], gradients=True)
     ends = []
     for precondition in (0.0, 0.5, 1.0):
         small = copy.deepcopy(model)
@@ -64,7 +64,7 @@ def test_preconditioning_changes_the_coordinates_and_not_the_function(kind: str,
 @pytest.mark.parametrize("power", [0.25, 1.0])
 def test_a_step_of_gradient_descent_is_preconditioned_by_the_inputs_covariance(basis: str, power: float) -> None:
     model, x = built("dense")
-    stats = pcn.analyze(model, [x])
+    stats = pcn.analyze(model, [x], gradients=True)
     values, vectors = torch.linalg.eigh(stats.covariance("fc2")[0])
     model(x).square().sum().backward()
     values = values + directions.FLOOR * values.mean()
@@ -84,7 +84,7 @@ def test_no_other_directions_of_that_number_come_nearer_to_a_linear_layers_outpu
     rows, mix = (torch.randn(size, 8, generator=generator, dtype=torch.double) for size in (200, 8))
     weight = torch.randn(1, 6, 8, 1, generator=generator, dtype=torch.double)
     covariance = torch.cov((rows @ mix).T)[None]
-    found = directions.response(covariance, weight, rank)
+    found = directions.balanced(covariance, directions.response_gram(weight), rank)
     response = weight[..., 0] @ covariance @ weight[..., 0].mT
 
     def error(along: Tensor, back: Tensor) -> float:
@@ -95,6 +95,83 @@ def test_no_other_directions_of_that_number_come_nearer_to_a_linear_layers_outpu
     assert error(found.along[0], found.back[0]) == pytest.approx(best, rel=1e-5, abs=1e-6 * float(response[0].trace()))
     pca = torch.linalg.eigh(covariance)[1][0].flip(-1)[:, :rank]
     assert error(found.along[0], found.back[0]) <= error(pca, pca) * (1 + 1e-9) + 1e-9
+
+
+def balanced_error(covariance: Tensor, gram: Tensor, along: Tensor, back: Tensor) -> float:
+    """The mean of (x - x̂)ᵀ Γ (x - x̂) with x̂ recovered from the coordinates."""
+    lost = torch.eye(len(gram), dtype=torch.double) - back @ along.mT
+    return float((gram @ lost @ covariance @ lost.mT).trace())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 7), st.integers(1, 9))
+def test_no_other_directions_of_that_number_lose_less_of_what_matters(seed: int, rank: int, seen: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    spread, slopes = (torch.randn(size, 8, generator=generator, dtype=torch.double) for size in (20, seen))
+    covariance, gram = spread.T @ spread, slopes.T @ slopes
+    found = directions.balanced(covariance[None], gram[None], rank)
+    error = balanced_error(covariance, gram, found.along[0], found.back[0])
+    worst = float((covariance @ gram).trace())
+    values = torch.linalg.eigvals(covariance @ gram).real.sort(descending=True).values
+    assert error == pytest.approx(float(values[rank:].sum()), rel=1e-6, abs=1e-7 * worst)
+    for _ in range(20):
+        other = torch.randn(8, rank, generator=generator, dtype=torch.double)
+        back = covariance @ other @ torch.linalg.inv(other.T @ covariance @ other)  # the best way back from there
+        assert error <= balanced_error(covariance, gram, other, back) + 1e-7 * worst
+
+
+def test_where_too_few_directions_matter_those_of_most_variance_complete_them() -> None:
+    variances = torch.tensor([1.0, 9.0, 4.0, 2.0, 8.0], dtype=torch.double)
+    gram = torch.zeros(5, 5, dtype=torch.double)
+    gram[0, 0] = 3.0  # only the first channel matters
+    along = directions.balanced(variances.diag()[None], gram[None], 3).along[0]
+    torch.testing.assert_close(along @ along.T, torch.tensor([1.0, 1, 0, 0, 1]).double().diag(), rtol=0, atol=1e-6)
+    blind = directions.balanced(variances.diag()[None], torch.zeros(1, 5, 5).double(), 2).along[0]
+    torch.testing.assert_close(blind @ blind.T, torch.tensor([0.0, 1, 0, 0, 1]).double().diag(), rtol=0, atol=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 9), st.integers(2, 12))
+def test_with_gradients_that_weigh_all_outputs_alike_the_balanced_basis_is_the_responses(
+    seed: int, rank: int, outputs: int
+) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(9, outputs)).double()
+    x = torch.randn(5 * outputs, 9, dtype=torch.double) @ torch.randn(9, 9, dtype=torch.double)
+
+    def each_in_turn(model: nn.Module, batch: Tensor) -> Tensor:
+        """A loss whose gradients by the output are the unit vectors, so that Γ is WᵀW."""
+        units = torch.eye(outputs, dtype=torch.double).repeat(5, 1) * outputs**0.5
+        return (model(batch) * units).sum(1).mean()
+
+    stats = pcn.analyze(model, [x], gradients=each_in_turn)
+    gram = model[0].weight.T @ model[0].weight
+    torch.testing.assert_close(stats.gradient_moments("0")[0], gram.detach(), rtol=1e-9, atol=1e-12)
+    found = []
+    for basis in ("response", "balanced"):
+        small = copy.deepcopy(model)
+        config = pcn.PCNConfig(rank=rank, basis=basis, skip_larger=False)
+        pcn.make_plan(small, stats, config).apply_(small, stats)
+        found.append((small(x), small[0].basis @ torch.linalg.pinv(small[0].basis)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_balanced_basis_is_the_same_every_time_and_asked_for_by_everybody(kind: str) -> None:
+    config = pcn.PCNConfig(rank=0.5, basis="balanced", skip_larger=False)
+    ends = []
+    for through in ("compress", "compress", "switch", "budget"):
+        model, x = built(kind)
+        if through == "compress":
+            pcn.compress_(model, iter([x]), config)
+        elif through == "switch":
+            pcn.Switch(model, None, config).now(iter([x]))
+        else:
+            pcn.compress_(model, [x], pcn.Budget(params=1.0, config=config, step=1))
+        ends.append(model.state_dict())
+    for other in ends[1:3]:
+        assert other.keys() == ends[0].keys()
+        assert all(torch.equal(tensor, other[name]) for name, tensor in ends[0].items())
 
 
 def test_random_directions_know_only_the_layers_name() -> None:
@@ -175,7 +252,7 @@ def test_the_block_order_has_bases_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"basis": "best"}, "choose one of pca, response, random"),
+        ({"basis": "best"}, "choose one of pca, response, balanced, random"),
         ({"precondition": 2.0}, "from 0"),
         ({"output_rank": 0}, "at least 1"),
         ({"output_rank": pcn.ExplainedVariance(0.5)}, "a whole number or a fraction"),

@@ -81,9 +81,15 @@ def _directions(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Direct
     if layer.basis == "random":
         found = directions.random(covariance, layer.rank, layer.name)
     else:
-        weight = by_group(_weight(layer, model).to(covariance), layer.groups)
-        found = directions.response(covariance, weight, layer.rank)
+        found = directions.balanced(covariance, _gram(layer, stats, model).to(covariance), layer.rank)
     return directions.uncorrelated(found, covariance)
+
+
+def _gram(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Tensor:
+    """How much errors in what a layer reads matter: to the loss, or to the layer's own output."""
+    if layer.basis == "balanced":
+        return stats.gradient_moments(layer.name)
+    return directions.response_gram(by_group(_weight(layer, model).double(), layer.groups))
 
 
 def _weight(layer: LayerPlan, model: nn.Module) -> Tensor:

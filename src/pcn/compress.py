@@ -48,6 +48,7 @@ def compress_(
         batches = repeatable(batches) if wish.worth.needs_batches else batches
         first, batches = first_of(batches) if wish.measures else (None, batches)
         measured = measure_first(model, first, wish, forward=forward)
-    exclude = (wish.config if isinstance(wish, Budget) else wish).exclude
-    stats = analyze(model, opened(batches), forward=forward, exclude=exclude)
+    options = wish.config if isinstance(wish, Budget) else wish
+    needed = options.needs_gradients
+    stats = analyze(model, opened(batches), forward=forward, exclude=options.exclude, gradients=needed)
     return make_plan(model, stats, wish, batches=batches, measured=measured).apply_(model, stats, optimizer=optimizer)

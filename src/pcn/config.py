@@ -13,8 +13,8 @@ from pcn.errors import ConfigError, suggest
 
 Order = Literal["truncate_first", "project_first", "kept_block"]
 ORDERS: tuple[Order, ...] = ("truncate_first", "project_first", "kept_block")
-BasisKind = Literal["pca", "response", "random"]
-BASES: tuple[BasisKind, ...] = ("pca", "response", "random")
+BasisKind = Literal["pca", "response", "balanced", "random"]
+BASES: tuple[BasisKind, ...] = ("pca", "response", "balanced", "random")
 
 
 class SpectrumLike(Protocol):
@@ -169,7 +169,8 @@ class PCNConfig:
     exclude: tuple[str, ...] = ()
     order: Order = "truncate_first"
     output_rank: int | float | None = None  # the same from the other side: outputs that are trained and then expanded
-    basis: BasisKind = "pca"  # "response": those that matter most to the layer's output; "random": a control
+    # "response": those that matter most to the layer's output; "balanced": to the loss; "random": a control
+    basis: BasisKind = "pca"
     # 0 to 1: how far the directions are brought to the same variance; None: not at all, and fully within a budget
     precondition: float | None = None
     multiple_of: int = 1  # ranks are rounded up to a multiple of this, never above the width
@@ -194,6 +195,11 @@ class PCNConfig:
         for pattern in [*self.layers, *self.exclude]:
             if not isinstance(pattern, str):
                 raise ConfigError(f"{pattern!r} is not a layer name: give names or globs, such as 'features.*'")
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether the statistics must come from ``analyze(..., gradients=True)``."""
+        return self.basis == "balanced"
 
     def excludes(self, name: str) -> str | None:
         """Return the pattern of ``exclude`` that matches this layer, or None."""

@@ -1,6 +1,7 @@
 """Directions along which a layer may read its input, and lead back from: pure maths on (groups, width, rank) tensors.
 
-Letters: C the covariance of the input, W the weight, one matrix for every position k of the kernel.
+Letters: C the covariance of the input x, W the weight, one matrix for every position k of the kernel, Γ a Gram matrix
+that says how much errors in x matter.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 from pcn.seeded import generator
 from pcn.statistics import eigen
 
-RIDGE = 1e-9  # of the mean variance, added to every direction's: one without any can still be led back from
+RIDGE = 1e-9  # of the mean along all directions, added to every one: that without any can still be told and led back
 FLOOR = 1e-3  # of the mean variance: preconditioning counts no direction as having less
 
 
@@ -32,19 +33,23 @@ def random(covariance: Tensor, rank: int, name: str) -> Directions:
     return Directions(along, along, _variances(covariance, along))
 
 
-def response(covariance: Tensor, weight: Tensor, rank: int) -> Directions:
-    """Return the directions from which a layer's response, E Σ_k ‖W_k (x - mu)‖², is recovered best, by least squares.
+def balanced(covariance: Tensor, gram: Tensor, rank: int) -> Directions:
+    """Return the directions from which x is recovered with the least E (x - x̂)ᵀ Γ (x - x̂), by least squares.
 
-    For a linear layer no other r directions come nearer to its output. ``weight`` is (g, n, w, k).
+    That is the squared first-order change of a loss with Γ = E[g gᵀ] of its gradients g, where these do not depend on
+    x, and the change of a layer's output with :func:`response_gram`. Where Γ, (g, w, w), sees fewer, the directions of
+    most variance complete them.
     """
-    covariance = _ridged(covariance)
-    gram = torch.einsum("gnmk,gnlk->gml", weight, weight)
+    covariance, gram = _ridged(covariance), _ridged(gram)
     root = _root(covariance)
     leading = eigen.full(root @ gram @ root)[1][..., :rank]
-    # With A the leading directions of the output, Wᵀ A reads them; where the weight sees fewer, others complete them.
-    seen = gram @ root @ leading
-    along = torch.linalg.qr(seen + RIDGE * seen.norm(dim=(-2, -1), keepdim=True) * leading)[0]
+    along = torch.linalg.qr(gram @ root @ leading)[0]  # which spans the same as C^-½ leading, without dividing
     return Directions(along, _way_back(covariance, along), _variances(covariance, along))
+
+
+def response_gram(weight: Tensor) -> Tensor:
+    """Return the Γ of a layer's response, E Σ_k ‖W_k (x - mu)‖²: Σ_k W_kᵀ W_k, for a weight (g, n, w, k)."""
+    return torch.einsum("gnmk,gnlk->gml", weight, weight)
 
 
 def output_directions(weight: Tensor, inputs: Directions, rank: int) -> Tensor:
@@ -90,10 +95,10 @@ def _variances(covariance: Tensor, along: Tensor) -> Tensor:
     return torch.einsum("gmr,gml,glr->gr", along, covariance, along).clamp_min(0)
 
 
-def _ridged(covariance: Tensor) -> Tensor:
-    mean = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)
+def _ridged(matrix: Tensor) -> Tensor:
+    mean = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
     ridge = RIDGE * torch.where(mean > 0, mean, 1)
-    return covariance + ridge[:, None, None] * torch.eye(covariance.shape[-1]).to(covariance)
+    return matrix + ridge[:, None, None] * torch.eye(matrix.shape[-1]).to(matrix)
 
 
 def _root(covariance: Tensor) -> Tensor:

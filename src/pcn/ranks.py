@@ -11,10 +11,9 @@ from pcn.errors import ConfigError, PlanError
 from pcn.graph import ChannelGraph
 from pcn.layers import canonical_weight, groups_of, layer_type
 from pcn.plan import LayerPlan
-from pcn.statistics import Spectrum, Statistics
+from pcn.statistics import Spectrum, Statistics, forms
 
 NO_RANK = "no rank asked for"
-WIDEST_COVARIANCE = 8192  # for bases that need more than its leading directions
 
 
 def rank_layers(
@@ -107,11 +106,13 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         note = f"{stats.samples(layer.name)} samples of {width} inputs: more samples may show more directions"
     if layer.order == "kept_block" and (layer.basis != "pca" or layer.precondition):
         raise ConfigError(f"{layer.name!r}: order 'kept_block' makes PCA bases of its own; choose another order")
-    if layer.basis != "pca" and width > WIDEST_COVARIANCE:
+    if layer.basis != "pca" and width > forms.WIDEST_BASIS:
         raise ConfigError(
             f"{layer.name!r}: basis={layer.basis!r} needs the whole covariance of its {width:,} inputs, and goes up to "
-            f"{WIDEST_COVARIANCE:,}: exclude it, or choose 'pca'"
+            f"{forms.WIDEST_BASIS:,}: exclude it, or choose 'pca'"
         )
+    if stats is not None and config.needs_gradients:
+        stats.check_gradients(layer.name)
     outputs = None if rule.output_rank is None else _output_rank(layer, rule.output_rank, config.multiple_of)
     activation = None if stats is None else stats.layers[layer.name]
     planned = replace(layer, rank=rank, output_rank=outputs, note=note, activation=activation)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -75,10 +77,10 @@ def _seconds(step: Callable[[], None]) -> float:
 
 def _replayed_s(step: Callable[[], None]) -> float:
     """The shortest of a few replays of a captured step."""
-    side = torch.cuda.Stream()
+    side = _side_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), _random_numbers_of_its_own():
         for _ in range(3):
             step()
         with torch.cuda.graph(graph, stream=side):
@@ -86,6 +88,24 @@ def _replayed_s(step: Callable[[], None]) -> float:
         taken = _launched_s(graph.replay)
     torch.cuda.current_stream().wait_stream(side)
     return taken
+
+
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """One for all: cuBLAS keeps memory of its own for every stream that it has worked on."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _random_numbers_of_its_own() -> Iterator[None]:
+    """Draw random numbers from a copy of the state: a capture that fails leaves what it draws from unusable."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    kept = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(kept)
 
 
 def _launched_s(step: Callable[[], None]) -> float:

@@ -112,6 +112,19 @@ def check_a_rank_without_any_batch() -> None:
         assert (joint.example is None) == (rank() == empty)
 
 
+def check_gradients_add_up_like_inputs() -> None:
+    counts, data = [number % 3 for number in range(1, size() + 1)], images(80).double()
+    for narrowed in (4096, 4):  # as sums, and as samples
+        with narrow(narrowed, 16384):
+            joint, alone = both(ConvNet().double(), parts_of(data, counts), gradients=True)
+            assert list(joint.gradients) == list(alone.gradients) == list(alone.layers)
+            for name in alone.layers:
+                assert joint.gradients[name].count == alone.gradients[name].count
+                near(joint.gradient_moments(name), alone.gradient_moments(name), 1e-12)
+    error = raised(lambda: pcn.analyze(Mlp(), [vectors(8)], group=dist.group.WORLD, gradients=rank() == 0))
+    assert "other layers or with other options" in str(error)
+
+
 def check_large_means_that_differ_between_ranks() -> None:
     data = [[vectors(20).double() + 1000 * (number + 1)] for number in range(size())]
     model = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 3)).double()

@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     # torch's own, of any block that is compiled by itself
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
 ]
 STEPS = 20
 

@@ -160,7 +160,9 @@ for_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_GPU)]
 
 
 @for_gpu
-@pytest.mark.parametrize("sizes", [(64, 16, 32, 32, 64), (64, 32, 16, 16, 128), (64, 64, 8, 8, 256)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(64, 3, 32, 32, 64), (64, 16, 32, 32, 64), (64, 32, 16, 16, 128), (64, 64, 8, 8, 256)], ids=str
+)
 def test_every_launch_at_the_sizes_of_a_network(device: str, sizes: tuple[int, int, int, int, int]) -> None:
     x, weight, *rest = make((*sizes, 3, 1, 1), torch.bfloat16)
     x, weight = x.to(device), weight.to(device)

@@ -19,7 +19,7 @@ from pcn.training.requests import pcn_config
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_look(parser)
-    add_some_settings(parser.add_argument_group("what to keep"), ("rank", "exclude"))
+    add_some_settings(parser.add_argument_group("what to keep"), ("rank", "exclude", "basis"))
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the statistics, for pcn plan and pcn compress")
 
 

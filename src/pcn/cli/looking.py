@@ -54,8 +54,8 @@ class Looked:
     measured: Measured | None = None
 
 
-def look(arguments: argparse.Namespace, subject: Subject, screen: Screen) -> Looked:
-    """Measure what the layers read, or take the statistics of a file."""
+def look(arguments: argparse.Namespace, subject: Subject, screen: Screen, *, gradients: bool = False) -> Looked:
+    """Measure what the layers read, with gradients where these or the settings' basis need them, or read a file."""
     check_untransformed(subject.model)
     if arguments.stats is not None:
         return Looked(_saved(arguments.stats, subject))
@@ -64,6 +64,7 @@ def look(arguments: argparse.Namespace, subject: Subject, screen: Screen) -> Loo
     warn_of_noise(arguments, screen)
     measured = _costs(subject, batches)  # a budget that cannot be met is refused before anything else is done
     options = analysis_options(subject.settings, config) | {"max_rank": arguments.max_rank, "exclude": config.exclude}
+    options["gradients"] |= gradients
     with screen.progress(len(batches), "looking") as bar:
         watched = _Watched(batches, lambda done: bar.update(bar.task_ids[0], completed=done))
         return Looked(analyze(subject.model, watched, **options), batches, measured)

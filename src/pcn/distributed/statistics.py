@@ -41,17 +41,20 @@ def add_up_(collector: Collector, ranks: Ranks) -> None:
     """Let every rank hold the moments of all ranks' samples; a rank may have seen some activations or none."""
     if ranks.size == 1:
         return
-    told = ranks.gather((collector.key_of, {key: Held.of(moments) for key, moments in collector.moments.items()}))
-    key_of = agreed_keys([keys for keys, _ in told])
-    mine = {key_of[key]: moments for key, moments in collector.moments.items()}
-    theirs = [{key_of[key]: part for key, part in held.items()} for _, held in told]
-    collector.moments = {
+    collector.key_of = key_of = agreed_keys(ranks.gather(collector.key_of))
+    collector.moments = _joined({key_of[key]: each for key, each in collector.moments.items()}, collector, ranks)
+    collector.gradients = _joined(collector.gradients, collector, ranks)
+
+
+def _joined(mine: dict[str, Moments], collector: Collector, ranks: Ranks) -> dict[str, Moments]:
+    """The moments of all ranks, in the order in which the first rank to have them has them."""
+    theirs = ranks.gather({key: Held.of(moments) for key, moments in mine.items()})
+    return {
         key: _Activation(
             mine.get(key), [held.get(key) for held in theirs], collector.device_of(key), collector.options, ranks
         ).joined()
-        for key in dict.fromkeys(key_of.values())
+        for key in dict.fromkeys(key for held in theirs for key in held)
     }
-    collector.key_of = key_of
 
 
 def share_test_vectors_(collector: Collector, ranks: Ranks) -> None:

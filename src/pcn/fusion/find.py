@@ -15,12 +15,14 @@ from pcn.fusion.capture import graphs
 from pcn.fusion.hooks import hooked
 from pcn.fusion.layers import LAYERS, Form, FusedConv, multiplies_out
 from pcn.fusion.norms import NORMS
+from pcn.fusion.stems import is_stem
 from pcn.graph.trace import caller, shapes
 from pcn.graph.walk import as_op
 from pcn.nn import PCModule
 
 RELU = ("aten.relu", "aten.relu_")
 ADD = ("aten.add", "aten.add_")
+SOURCES = (PCModule, nn.Conv2d)  # what may hand its output to a batch norm
 
 
 @dataclass(frozen=True)
@@ -153,11 +155,16 @@ class _Finder:
     def _source(self, norm: fx.Node) -> str | None:
         """The convolution that is called once and whose output nobody but this batch norm reads."""
         output = norm.all_input_nodes[0]
-        name = self._owner(output, PCModule)
-        if name is None or name not in self.forms or not _own_forward(self.modules[name]):
+        name = self._owner(output, SOURCES)
+        if name is None or not self._hands_over(name):
             return None
-        alone = self.outputs[name] == [output] and _only_user(output) is norm
-        return name if alone and issubclass(LAYERS[type(self.modules[name])], FusedConv) else None
+        return name if self.outputs[name] == [output] and _only_user(output) is norm else None
+
+    def _hands_over(self, name: str) -> bool:
+        layer = self.modules[name]
+        if name in self.forms:
+            return _own_forward(layer) and issubclass(LAYERS[type(layer)], FusedConv)
+        return _own_forward(layer) and is_stem(layer) and not hooked(layer)
 
     def _foreseen(self, user: fx.Node) -> bool:
         """Whether a call can take a value that is not computed: a layer of ours, or the sum of another chain."""
@@ -224,15 +231,15 @@ class _Finder:
         return found
 
     def _outputs(self) -> dict[str, list[fx.Node]]:
-        """For each principal component layer what it makes that is read outside of it."""
+        """For each layer that may hand its output over, what it makes that is read outside of it."""
         found: dict[str, list[fx.Node]] = defaultdict(list)
         for node in self.graph.nodes:
-            name = self._owner(node, PCModule) if node in self.activations else None
-            if name is not None and any(self._owner(user, PCModule) != name for user in node.users):
+            name = self._owner(node, SOURCES) if node in self.activations else None
+            if name is not None and any(self._owner(user, SOURCES) != name for user in node.users):
                 found[name].append(node)
         return found
 
-    def _owner(self, node: fx.Node, kind: type[nn.Module]) -> str | None:
+    def _owner(self, node: fx.Node, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> str | None:
         """The first name of the module that makes a call, if it is of this kind."""
         who = caller(node) if node.op == "call_function" else None
         module = self.modules.get(who) if who is not None else None

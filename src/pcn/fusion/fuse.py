@@ -22,6 +22,7 @@ from pcn.fusion.find import Found, Search, find_chains
 from pcn.fusion.hooks import hooked
 from pcn.fusion.layers import LAYERS, Form, FusedLayer, Use, multiplies_out
 from pcn.fusion.norms import NORMS, FusedNorm
+from pcn.fusion.stems import STEMS, HandingConv2d
 from pcn.layers import unwrap
 from pcn.nn import PCModule
 
@@ -78,18 +79,20 @@ def attach_(model: nn.Module, search: Search, forms: Mapping[str, Form]) -> None
         holder, _, child = chain.norm.rpartition(".")
         place = model.get_submodule(holder), child
         norms[chain.norm].chain = Chain(chain.added, chain.relu, chain.emit, readers, passed, before, place)
-    reading = {chain.source: norms[chain.norm] for chain in search.chains}
+    reading = {chain.source: norms[chain.norm] for chain in search.chains if chain.source is not None}
     for name, layer in layers.items():
         layer.use = Use(forms[name], norm=reading.get(name))
+    for name in reading.keys() - layers.keys():
+        _become(model.get_submodule(name), STEMS).use = Use(norm=reading[name])
 
 
 def unfuse_(model: nn.Module) -> None:
     """Give every module its own class back."""
     for module in unwrap(model).modules():
-        if isinstance(module, FusedNorm | FusedLayer):
+        if isinstance(module, FusedNorm | FusedLayer | HandingConv2d):
             module.__dict__.pop("chain", None)
             module.__dict__.pop("use", None)
-            stock: Any = next(stock for stock, fused in {**NORMS, **LAYERS}.items() if fused is type(module))
+            stock: Any = next(stock for stock, fused in {**NORMS, **LAYERS, **STEMS}.items() if fused is type(module))
             module.__class__ = stock
 
 

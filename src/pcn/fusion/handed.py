@@ -11,6 +11,7 @@ from pcn.fusion.standin import StandIn
 
 if TYPE_CHECKING:
     from pcn.fusion.layers import FusedConv
+    from pcn.fusion.stems import HandingConv2d
 
 
 class Handed(StandIn):
@@ -21,7 +22,9 @@ class Handed(StandIn):
     layer's own forward gives it, and from then on so does the batch norm.
     """
 
-    def __init__(self, product: Tensor, layer: FusedConv, moments: tuple[Tensor, Tensor] | None = None) -> None:
+    def __init__(
+        self, product: Tensor, layer: FusedConv | HandingConv2d, moments: tuple[Tensor, Tensor] | None = None
+    ) -> None:
         self.product, self.layer = product, layer
         self.moments = moments  # the product's, where they came with it
         self.constant = layer.constant()  # what the product lacks, as the weights are now
@@ -35,7 +38,9 @@ class Handed(StandIn):
 
     def tensor(self) -> Tensor:
         if self.value is None:
-            constant = self.constant.to(self.product.dtype).view(-1, *[1] * (self.product.dim() - 2))
-            with torch.set_grad_enabled(self.differentiable):
-                self.value = self.product + constant
+            self.value = self.product if self.constant is None else self._complete(self.constant)
         return self.value
+
+    def _complete(self, constant: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.differentiable):
+            return self.product + constant.to(self.product.dtype).view(-1, *[1] * (self.product.dim() - 2))

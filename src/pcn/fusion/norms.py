@@ -32,7 +32,8 @@ class FusedNorm(_BatchNorm):
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
         rows = as_rows(x)
         # A constant that was left out has a gradient of zero: with one, an optimizer decays it like any other weight.
-        bias = self.bias if handed is None else self.bias + 0 * handed.layer.bias
+        left_out = None if handed is None else handed.layer.bias
+        bias = self.bias if left_out is None else self.bias + 0 * left_out
         pending = Pending(self, rows, x.shape, self._statistics(rows, handed), uses_batch=self.uses_batch, bias=bias)
         # Only what the graphs have shown to be a ReLU, or a sum and a ReLU, may come next.
         waits = self.chain.relu and not watched((self, *self.chain.passed))
@@ -65,8 +66,8 @@ class FusedNorm(_BatchNorm):
         moments = None if handed is None else handed.moments
         mean, variance = batch_moments(rows.detach()) if moments is None else moments
         if self.training and self.track_running_stats:
-            constant = 0 if handed is None else handed.constant.detach()
-            self._follow(mean + constant, variance, rows.shape[0])
+            left_out = None if handed is None else handed.constant
+            self._follow(mean if left_out is None else mean + left_out.detach(), variance, rows.shape[0])
         return mean, (variance + self.eps).rsqrt()
 
     @torch.no_grad()

@@ -8,11 +8,10 @@ import torch
 import triton
 from torch import Tensor
 
-from pcn.kernels.conv_reference import Geometry
+from pcn.kernels.conv_reference import NARROW, Geometry
 from pcn.kernels.launch import STOCK, Launch, programs
 from pcn.kernels.tiles import precision
 
-NARROW = 32  # channels up to which our kernels are the usual ones
 LARGEST_KEPT = 18432  # numbers of a weight's tile that stays on the chip
 LONGEST_AHEAD = 160  # numbers of a patch of which tiles are read ahead as a whole
 OFFSETS = 2**31  # within a tile: they have 32 bits
@@ -21,8 +20,8 @@ MOST_ROWS = 128  # of a tile
 # Rows, columns, warps, stages. A depth of 0 is that of one position. With one stage nothing is read ahead, but all by
 # way of L1: other programs fill the time. A processor has registers and memory for about as many programs as are said.
 AHEAD = [
-    Launch(64, 64, 4, 2, depth=0, per_processor=3, kept=True),
     Launch(64, 64, 4, 2, depth=128, per_processor=3, kept=True),
+    Launch(64, 64, 4, 2, depth=0, per_processor=3, kept=True),
     Launch(128, 64, 4, 2, depth=0, per_processor=2, kept=True),
     Launch(64, 64, 4, 2, depth=0, per_processor=3, kept=True, near=True),
     Launch(64, 64, 4, 1, depth=0, per_processor=4, kept=True),
@@ -30,24 +29,25 @@ AHEAD = [
 ]
 KEPT = [Launch(64, 64, 4, 1, depth=0, per_processor=3, kept=True)]
 STEPWISE = [
+    Launch(64, 128, 4, 3, depth=0, per_processor=2),
     Launch(64, 128, 8, 3, depth=0, per_processor=2),
     Launch(64, 64, 4, 3, depth=0, per_processor=3),
-    Launch(64, 128, 4, 3, depth=0, per_processor=2),
     Launch(128, 128, 8, 3, depth=0, per_processor=1),
 ]
 BACK_KEPT = [Launch(128, 64, 4, 1, depth=0, per_processor=3, kept=True)]
 BACK = [
+    Launch(128, 64, 8, 3, depth=64, per_processor=3),
+    Launch(128, 64, 8, 4, depth=64, per_processor=2),
+    Launch(128, 64, 4, 3, depth=64, per_processor=3),
     Launch(128, 64, 4, 1, depth=64, per_processor=4),
     Launch(128, 64, 4, 2, depth=64, per_processor=4),
     Launch(128, 64, 4, 2, depth=64, per_processor=4, near=True),
-    Launch(128, 64, 8, 3, depth=64, per_processor=3),
 ]
-WEIGHT = [
-    Launch(64, 64, 4, 2, depth=128, per_processor=4),
+WEIGHT = [  # always with tiles read ahead: Triton 3.6 goes wrong in the last, smaller product otherwise
     Launch(64, 64, 4, 3, depth=128, per_processor=2),
+    Launch(64, 64, 4, 2, depth=128, per_processor=4),
     Launch(64, 64, 4, 2, depth=64, per_processor=2),
     Launch(64, 64, 4, 2, depth=128, per_processor=4, near=True),
-    Launch(64, 64, 4, 1, depth=128, per_processor=4),
     Launch(64, 128, 8, 2, depth=128, per_processor=1),
     Launch(64, 128, 8, 3, depth=64, per_processor=1),
 ]
@@ -57,7 +57,7 @@ def forward_launches(geometry: Geometry, x: Tensor) -> list[Launch]:
     """Ways to convolve, the usual one first."""
     if geometry.patch <= LONGEST_AHEAD:
         return _with_stock(AHEAD, geometry, x)
-    return _with_stock((KEPT if _keeps(geometry) else []) + STEPWISE, geometry, x)
+    return _with_stock(STEPWISE + (KEPT if _keeps(geometry) else []), geometry, x)
 
 
 def weight_launches(geometry: Geometry, x: Tensor) -> list[Launch]:
@@ -68,7 +68,7 @@ def weight_launches(geometry: Geometry, x: Tensor) -> list[Launch]:
 def input_launches(geometry: Geometry, x: Tensor) -> list[Launch]:
     """Ways to find the images' gradient, the usual one first."""
     back = backwards(geometry)
-    return [STOCK] if back is None else _with_stock((BACK_KEPT if _keeps(back) else []) + BACK, back, x)
+    return [STOCK] if back is None else _with_stock(BACK + (BACK_KEPT if _keeps(back) else []), back, x)
 
 
 def backwards(geometry: Geometry) -> Geometry | None:

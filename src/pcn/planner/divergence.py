@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from pcn.errors import StatisticsError
 from pcn.example import Example, device_of
+from pcn.inputs import as_vectors, changed_inputs
 from pcn.layers import layer_type
-from pcn.planner.inputs import as_vectors, changed_inputs
-from pcn.planner.outputs import logits_of
+from pcn.outputs import logits_of
 from pcn.planner.values import Values, directions_of, forward_of
 from pcn.statistics import Statistics
 from pcn.untouched import untouched

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from pcn.distributed.collectives import Ranks
-from pcn.errors import StatisticsError
+from pcn.errors import ConfigError, StatisticsError
 from pcn.example import Forward
+from pcn.gradients import Loss, predicted_loss
 from pcn.layers import unwrap
 from pcn.statistics.choice import as_list, check_batches, check_numbers, check_same, choose_layers
 from pcn.statistics.collect import Collector, Sampling
@@ -35,6 +37,7 @@ def analyze(
     max_rank: int | None = None,
     passes: int | None = None,
     eval_mode: bool = True,
+    gradients: bool | Loss = False,
     group: ProcessGroup | None = None,
 ) -> Statistics:
     """Measure the inputs of every layer that can be transformed, in one pass over the batches.
@@ -44,6 +47,9 @@ def analyze(
     ``fraction`` measures a random part of each batch, another one for each layer. An input too wide for its covariance
     is sketched so that ``max_rank`` directions can be told; another pass refines that, and is made unless ``passes``
     is 1 or the batches can be iterated only once.
+
+    With ``gradients`` each batch goes back as well, from a classifier's loss on labels that it predicts itself, or from
+    a ``loss(model, batch)`` of one's own, the mean over the batch: ``basis="balanced"`` needs that.
 
     With a process ``group`` every rank calls this with batches of its own (one may have none) and gets the statistics
     of all of them. Where one rank fails, all raise.
@@ -58,19 +64,19 @@ def analyze(
     model = unwrap(model)
     asked = None if layers is None else as_list(layers)
 
-    def choose() -> tuple[dict[str, nn.Module], dict[str, str]]:
+    def choose() -> tuple[dict[str, nn.Module], dict[str, str], Loss | None]:
         check_batches(batches)
         check_numbers(pool, fraction, max_rank, passes)
-        return choose_layers(model, asked, as_list(exclude))
+        return *choose_layers(model, asked, as_list(exclude)), _loss(gradients, forward)
 
-    wanted, left_alone = ranks.together(choose)
+    wanted, left_alone, loss = ranks.together(choose)
     shapes = {name: LayerShape.of(module) for name, module in wanted.items()}
     options = SketchOptions(max_rank, seed)
-    check_same(ranks, (shapes, options, pool, passes))
+    check_same(ranks, (shapes, options, pool, passes, loss is None))
     collector = Collector(wanted, Sampling(pool, fraction, seed), options)
     over = Passes(model, batches, forward, ranks)
     with untouched(model, eval_mode):
-        example = over.collect_(collector)
+        example = over.collect_(collector, loss)
         over.refine_(collector, passes)
     unseen = [name for name in wanted if name not in collector.key_of]
     if len(unseen) == len(wanted) or set(unseen) & set(asked or ()):
@@ -83,4 +89,13 @@ def analyze(
         shapes=shapes,
         example=example,
         options=options,
+        gradients={name: collector.gradients[name] for name in wanted if name in collector.gradients},
     )
+
+
+def _loss(gradients: bool | Loss, forward: Forward | None) -> Loss | None:
+    if isinstance(gradients, bool):
+        return partial(predicted_loss, forward=forward, instead="gradients") if gradients else None
+    if not callable(gradients):
+        raise ConfigError(f"gradients={gradients!r}: give True, or a loss(model, batch) of your own")
+    return gradients

@@ -34,12 +34,14 @@ class Collector:
     """The moments of every activation that the given layers read.
 
     In the first batch that calls a layer, its input is measured on its own. Layers that turn out to have read the same
-    tensors, call by call, share one set of moments from then on, under the name of the first of them.
+    tensors, call by call, share one set of moments from then on, under the name of the first of them. Gradients belong
+    to a layer alone: what the others make of the same activation is not in them.
     """
 
     def __init__(self, layers: dict[str, nn.Module], sampling: Sampling, options: SketchOptions) -> None:
         self.key_of: dict[str, str] = {}
         self.moments: dict[str, Moments] = {}
+        self.gradients: dict[str, Moments] = {}
         self.options = options
         self._layers, self._sampling = layers, sampling
         self._generators = {name: generator(f"{sampling.seed}:{name}") for name in layers}
@@ -56,6 +58,20 @@ class Collector:
         finally:
             for handle in handles:
                 handle.remove()
+
+    @property
+    def differentiable(self) -> list[str]:
+        """The layers that are narrow enough for the moments of gradients."""
+        layers = self._layers.items()
+        return [name for name, module in layers if in_width(module) // groups_of(module) <= forms.WIDEST_BASIS]
+
+    def take_gradient(self, name: str, gradient: Tensor) -> None:
+        """Take in the gradient of the loss by what a layer has read."""
+        module = self._layers[name]
+        kind = layer_type(module)
+        assert kind is not None
+        if gradient.numel():
+            self._add(self.gradients, name, as_block(gradient, kind, groups_of(module)))
 
     def end_batch(self) -> None:
         """Settle who shares with whom for layers seen for the first time, and check the others."""
@@ -76,17 +92,8 @@ class Collector:
 
     def check_finite(self) -> None:
         """Raise when a layer was given numbers that are not finite; all layers are asked at once."""
-        if not self.moments:
-            return
-        flags = [moments.finite() for moments in self.moments.values()]
-        finite = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()
-        bad = [name for name, good in zip(self.moments, finite, strict=True) if not good]
-        if bad:
-            others = f" (and those of {len(bad) - 1} more layers)" if len(bad) > 1 else ""
-            raise StatisticsError(
-                f"the inputs of {bad[0]!r}{others} hold NaN, infinite or too large values; "
-                "check the model's weights and the batches"
-            )
+        _check_finite(self.moments, "the inputs of", "check the model's weights and the batches")
+        _check_finite(self.gradients, "the gradients of the loss by the inputs of", "check the loss and the batches")
 
     def device_of(self, name: str) -> torch.device:
         """Where the moments of what a layer reads belong."""
@@ -124,10 +131,11 @@ class Collector:
         if self.key_of.get(name, name) != name:
             return
         block = as_block(pooled(self._subset(name, x, kind), kind, self._sampling.pool), kind, groups)
-        known = self.moments.get(name)
-        self.moments[name] = (
-            forms.begin(block, self.options) if known is None else forms.add(known, block, self.options)
-        )
+        self._add(self.moments, name, block)
+
+    def _add(self, moments: dict[str, Moments], name: str, block: Tensor) -> None:
+        known = moments.get(name)
+        moments[name] = forms.begin(block, self.options) if known is None else forms.add(known, block, self.options)
 
     def _subset(self, name: str, x: Tensor, kind: LayerType) -> Tensor:
         if self._sampling.fraction is None or x.dim() == kind.spatial + 1:  # one sample by itself
@@ -147,6 +155,15 @@ class Collector:
         # Weak, so that activations are freed as they would be without us.
         same_place.append(_Seen(weakref.ref(x), version, form, self._activations))
         return self._activations
+
+
+def _check_finite(moments: dict[str, Moments], what: str, do: str) -> None:
+    flags = [each.finite() for each in moments.values()]
+    finite = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []
+    bad = [name for name, good in zip(moments, finite, strict=True) if not good]
+    if bad:
+        others = f" (and those of {len(bad) - 1} more layers)" if len(bad) > 1 else ""
+        raise StatisticsError(f"{what} {bad[0]!r}{others} hold NaN, infinite or too large values; {do}")
 
 
 @dataclass(frozen=True)

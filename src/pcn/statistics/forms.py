@@ -13,6 +13,7 @@ from pcn.statistics.samples import Samples, fits
 from pcn.statistics.sketch import Sketch
 
 COVARIANCE_WIDTH = 4096  # up to here the covariance is kept from the start
+WIDEST_BASIS = 8192  # up to here directions may be asked for that only the whole covariance tells
 LARGEST_COVARIANCE = 16384  # up to here it replaces samples that have become too many: 2 GB in fp64
 
 

@@ -39,6 +39,11 @@ class Moments(ABC):
     def covariance(self) -> Tensor:
         """The covariance of each group, (g, w, w), with 1 / (samples - 1)."""
 
+    def second_moment(self) -> Tensor:
+        """The mean of x xᵀ of each group, (g, w, w): about 0 and not about the mean."""
+        mean = self.mean()
+        return self.covariance() * (self.degrees / self.count) + mean.unsqueeze(-1) * mean.unsqueeze(-2)
+
     @abstractmethod
     def apply(self, rows: Tensor, group: int) -> Tensor:
         """Multiply rows (k, w) by the covariance of one group without forming it."""

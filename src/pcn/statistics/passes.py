@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from pcn.distributed.collectives import Ranks
 from pcn.distributed.statistics import add_up_, share_test_vectors_
 from pcn.errors import ConfigError, PCNError, StatisticsError
 from pcn.example import Example, Forward, device_of
+from pcn.gradients import Loss, Reads
 from pcn.statistics.collect import Collector
 from pcn.statistics.sketch import Sketch
 
@@ -27,9 +29,9 @@ class Passes:
     forward: Forward | None
     ranks: Ranks
 
-    def collect_(self, collector: Collector) -> Example | None:
-        """Go over the batches once; returns the first batch, if this process has one."""
-        example = self.ranks.together(lambda: self._alone(collector))
+    def collect_(self, collector: Collector, loss: Loss | None = None) -> Example | None:
+        """Go over the batches once, forth and, for a loss, back; returns the first batch, if this process has one."""
+        example = self.ranks.together(lambda: self._alone(collector, loss))
         if not any(self.ranks.gather(example is not None)):
             raise StatisticsError("there was no batch: a data loader that was iterated before may be used up")
         add_up_(collector, self.ranks)
@@ -49,24 +51,38 @@ class Passes:
             self.collect_(refined)
             collector.moments |= refined.moments
 
-    def _alone(self, collector: Collector) -> Example | None:
+    def _alone(self, collector: Collector, loss: Loss | None) -> Example | None:
         device = device_of(self.model)
         first = None
-        with collector.watching():
-            for number, batch in enumerate(self.batches):
-                example = Example.of(batch, self.forward, device)
-                _run(self.model, example, number)
-                collector.end_batch()
-                if first is None:
-                    first = example.with_inputs(tree_map_only(Tensor, torch.Tensor.detach, example.inputs))
-                    collector.check_finite()  # numbers that are not finite show early
+        for number, batch in enumerate(self.batches):
+            example = Example.of(batch, self.forward, device)
+            with _saying_which(number, example):
+                if loss is None:
+                    with collector.watching():
+                        example.call(self.model)
+                else:
+                    self._differentiate(collector, loss, batch)
+            collector.end_batch()
+            if first is None:
+                first = example.with_inputs(tree_map_only(Tensor, torch.Tensor.detach, example.inputs))
+                collector.check_finite()  # numbers that are not finite show early
         collector.check_finite()
         return first
 
+    def _differentiate(self, collector: Collector, loss: Loss, batch: Any) -> None:
+        reads = Reads(self.model, collector.differentiable)
+        with collector.watching(), reads.watching():
+            value = loss(self.model, batch)
+        # The collector does not watch the way back, where a model with checkpoints calls its layers again.
+        for name, _, gradient in reads.gradients(value):
+            collector.take_gradient(name, gradient)
 
-def _run(model: nn.Module, example: Example, number: int) -> None:
+
+@contextmanager
+def _saying_which(number: int, example: Example) -> Iterator[None]:
+    """Say which batch a model failed on."""
     try:
-        example.call(model)
+        yield
     except PCNError:
         raise
     except Exception as error:

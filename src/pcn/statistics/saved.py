@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,13 @@ State = dict[str, Tensor]
 def save(statistics: Statistics, path: str | os.PathLike[str]) -> None:
     """Write statistics into one file, whole or not at all; the batch that the model was traced on goes along."""
     tensors: State = {}
-    moments = []
-    for index, (key, each) in enumerate(statistics.moments.items()):
-        tensors |= {f"{index}.{name}": tensor for name, tensor in _tensors(each).items()}
-        form = type(each).__name__
-        moments.append({"key": key, "form": form, "groups": each.groups, "width": each.width, "count": each.count})
     head = {
         "layers": statistics.layers,
         "left_alone": statistics.left_alone,
         "shapes": {name: dataclasses.asdict(shape) for name, shape in statistics.shapes.items()},
         "options": dataclasses.asdict(statistics.options),
-        "moments": moments,
+        "moments": _moments_out(statistics.moments, "", tensors),
+        "gradients": _moments_out(statistics.gradients, "gradient.", tensors),
         "example": _example_out(statistics.example, tensors),
     }
     metadata = {"format": FORMAT, "version": str(VERSION), "statistics": json.dumps(head)}
@@ -73,16 +69,31 @@ def load(path: str | os.PathLike[str]) -> Statistics:
 
 
 def _read(head: dict[str, Any], tensors: State) -> Statistics:
-    moments = {
-        each["key"]: _moments(each, {name: tensors[f"{index}.{name}"] for name in FORMS[each["form"]]})
-        for index, each in enumerate(head["moments"])
-    }
+    moments = _moments_in(head["moments"], "", tensors)
+    gradients = _moments_in(head.get("gradients", ()), "gradient.", tensors)
     shapes = {name: LayerShape(**shape) for name, shape in head["shapes"].items()}
-    for name, key in head["layers"].items():
-        if moments[key].groups * moments[key].width != shapes[name].inputs:
+    for name, each in [*((name, moments[key]) for name, key in head["layers"].items()), *gradients.items()]:
+        if each.groups * each.width != shapes[name].inputs:
             raise ValueError(f"{name!r} has another width than its moments")
-    example = _example_in(head["example"], tensors)
-    return Statistics(head["layers"], head["left_alone"], moments, shapes, example, SketchOptions(**head["options"]))
+    example, options = _example_in(head["example"], tensors), SketchOptions(**head["options"])
+    return Statistics(head["layers"], head["left_alone"], moments, shapes, example, options, gradients)
+
+
+def _moments_out(moments: Mapping[str, Moments], prefix: str, tensors: State) -> list[dict[str, Any]]:
+    """Put the tensors of moments beside the others, and describe the rest."""
+    heads = []
+    for index, (key, each) in enumerate(moments.items()):
+        tensors |= {f"{prefix}{index}.{name}": tensor for name, tensor in _tensors(each).items()}
+        form = type(each).__name__
+        heads.append({"key": key, "form": form, "groups": each.groups, "width": each.width, "count": each.count})
+    return heads
+
+
+def _moments_in(heads: Iterable[dict[str, Any]], prefix: str, tensors: State) -> dict[str, Moments]:
+    return {
+        head["key"]: _moments(head, {name: tensors[f"{prefix}{index}.{name}"] for name in FORMS[head["form"]]})
+        for index, head in enumerate(heads)
+    }
 
 
 def _tensors(moments: Moments) -> State:

@@ -56,7 +56,8 @@ class Statistics:
     """Mean, covariance and spectrum of the input of every layer that was looked at; print it for an overview.
 
     ``layers`` maps the name of a layer to that of the first layer that reads the same activation; ``left_alone`` gives
-    the reason for every other module with parameters. Everything is in fp64.
+    the reason for every other module with parameters. ``gradients`` are, layer by layer, the moments of the loss's
+    gradient by what the layer reads, where :func:`pcn.analyze` was asked for them. Everything is in fp64.
     """
 
     layers: dict[str, str]
@@ -65,6 +66,7 @@ class Statistics:
     shapes: dict[str, LayerShape] = field(repr=False)
     example: Example | None = field(default=None, repr=False)
     options: SketchOptions = field(default_factory=SketchOptions, repr=False)
+    gradients: dict[str, Moments] = field(default_factory=dict, repr=False)
     _spectra: dict[str, Spectrum] = field(default_factory=dict, init=False, repr=False)
 
     def samples(self, layer: str) -> int:
@@ -79,6 +81,21 @@ class Statistics:
         """The covariance of a layer's input with 1 / (samples - 1), (groups, width, width)."""
         with _naming(layer):
             return self._of(layer).covariance()
+
+    def gradient_moments(self, layer: str) -> Tensor:
+        """The second moment E[g gᵀ] of the loss's gradient by a layer's input, (groups, width, width)."""
+        self.check_gradients(layer)
+        with _naming(layer):
+            return self.gradients[layer].second_moment()
+
+    def check_gradients(self, layer: str) -> None:
+        """Raise unless gradients were taken by a layer's input."""
+        self._of(layer)
+        if layer not in self.gradients:
+            raise StatisticsError(
+                f"the statistics of {layer!r} hold no gradients: analyze with gradients=True (pcn analyze --basis "
+                f"balanced), which goes up to {forms.WIDEST_BASIS:,} inputs"
+            )
 
     def spectrum(self, layer: str) -> Spectrum:
         """The eigenvalues and eigenvectors of the covariance, found as far as they are asked for."""
@@ -126,7 +143,19 @@ class Statistics:
             shapes=self.shapes,
             example=self.example or other.example,
             options=self.options,
+            gradients=self._merged_gradients(other),
         )
+
+    def _merged_gradients(self, other: Statistics) -> dict[str, Moments]:
+        """The gradients of both; none for a layer that one side has measured without them."""
+        merged = {}
+        for name in self.gradients | other.gradients:
+            parts = [side.gradients.get(name) for side in (self, other) if name in side.layers]
+            held = [part for part in parts if part is not None]
+            if len(held) == len(parts):
+                with _naming(name):
+                    merged[name] = held[0] if len(held) == 1 else forms.merge(held[0], held[1], self.options)
+        return merged
 
     def table(self, rule: Rank | None = None) -> str:
         """Answer "which of my layers are too wide?" for a rank rule, by default that of ``PCNConfig()``."""

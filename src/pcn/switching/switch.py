@@ -173,9 +173,8 @@ class Switch:
         self._engine.sync_buffers_()
         ranks = self._engine.ranks
         own = ranks.together(lambda: opened(batches))
-        return analyze(
-            self.model, own, forward=self.forward, exclude=self.options.exclude, group=ranks.group, **self.analysis
-        )
+        asked = {"exclude": self.options.exclude, "gradients": self.options.needs_gradients, **self.analysis}
+        return analyze(self.model, own, forward=self.forward, group=ranks.group, **asked)
 
     def _tell(self, epoch: int, stats: Statistics) -> None:
         """Have the first process tell the logger the effective dimensions."""

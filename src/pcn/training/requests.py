@@ -106,6 +106,7 @@ def analysis_options(settings: Settings, config: PCNConfig) -> dict[str, Any]:
         "eval_mode": settings.analysis_mode == "eval",
         "pool": settings.analysis_pool,
         "fraction": settings.analysis_fraction,
+        "gradients": config.needs_gradients,
     }
 
 

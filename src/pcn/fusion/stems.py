@@ -1,0 +1,39 @@
+"""Ordinary convolutions of few channels, as at the bottom of a network, that hand their output to a batch norm."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from pcn.fusion.handed import Handed
+from pcn.fusion.layers import Use
+from pcn.fusion.standin import full
+from pcn.kernels import narrow_conv
+from pcn.kernels.conv_reference import NARROW
+
+
+class HandingConv2d(nn.Conv2d):
+    """An ``nn.Conv2d`` whose output goes, with its moments, to the batch norm that alone reads it."""
+
+    use: Use
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = full(input)
+        if self.use.norm is None or not self.use.norm.takes_from(self, x):
+            return super().forward(x)
+        product, *moments = narrow_conv(x, self.weight, self.stride[0], int(self.padding[0]))
+        return Handed(product, self, tuple(moments))  # type: ignore[return-value]
+
+    def constant(self) -> Tensor | None:
+        """What is added at every position."""
+        return self.bias
+
+
+STEMS: dict[type[nn.Module], type[HandingConv2d]] = {nn.Conv2d: HandingConv2d}
+
+
+def is_stem(module: nn.Module) -> bool:
+    """Whether there is a kernel for a convolution, and it is made for as few channels."""
+    if type(module) is not nn.Conv2d or module.in_channels > NARROW or isinstance(module.padding, str):
+        return False
+    alike = len(set(module.stride)) == len(set(module.padding)) == 1 and set(module.dilation) == {1}
+    return alike and module.groups == 1 and module.padding_mode == "zeros"
