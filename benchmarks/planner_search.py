@@ -61,6 +61,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "precondition 1, divergence": {**WHITENED, "worth": "divergence"},
     "precondition 1, paper's ranks": {**WHITENED, "params": None, "pcn": "wide_resnet20-pcn1"},
     "precondition 1, response basis": {**WHITENED, "basis": "response"},
+    "precondition 1, balanced basis": {**WHITENED, "basis": "balanced"},
+    "precondition 1, balanced basis, taylor": {**WHITENED, "basis": "balanced", "worth": "taylor"},
     "precondition 1, random basis": {**WHITENED, "basis": "random"},
     "precondition 1, two-sided, taylor": {**WHITENED, "two_sided": True, "worth": "taylor"},
     "precondition 1, fades over 1 epoch": {**WHITENED, "fade_epochs": 1.0},
@@ -97,6 +99,8 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 PROMISING = (  # to be tried first
     "precondition 1, taylor",
+    "precondition 1, balanced basis, taylor",
+    "precondition 1, balanced basis",
     "precondition 1, divergence",
     "precondition 1, switch after 4, taylor",
     "precondition 1, decay 5e-4, taylor",

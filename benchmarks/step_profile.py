@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from pcn.folders import write_whole
-from step_time_jobs import Job, Result, Setting, choose_job, set_up, work
+from step_time_jobs import Job, Result, Setting, set_up, with_forms, work
 from step_time_networks import NETWORKS
 from watched import watched
 
@@ -49,10 +49,7 @@ def main() -> None:
 
 def profile_job(setting: Setting, job: Job) -> Iterator[Result]:
     """Milliseconds of each kernel in one step."""
-    if job.role == "pcn":
-        forms = next(iter(choose_job(setting, job)))
-        job = Job(job.network, job.role, job.batch, job.way, tuple(forms.items()))
-    step = set_up(setting, job)
+    step = set_up(setting, with_forms(setting, job))
     run = step.graph.replay if step.graph is not None else lambda: step(step.inputs, step.labels)
     run()
     torch.cuda.synchronize()

@@ -7,10 +7,10 @@
     python benchmarks/step_time.py --tiny --device cpu --out FILE   a minute, to see that it runs
 
 Records that are there already are skipped unless --again is given, so that a run that was stopped goes on. All networks
-of one record are timed in the same run. For each record the fastest form of every layer is found first; then the steps
-are compiled, side by side, into a cache on disk; then each is timed alone: forward, backward and optimizer in bf16 as
-one CUDA graph, parent and PCN in the faster of two ways to compile; on a CPU in fp32 as PyTorch runs it, channels last.
-A process that takes too long is stopped and costs no other. Results are saved as they come, those of a CPU in
+of one record are timed in the same run. Each has a process of its own; side by side they compile, and in turn, while
+all others wait, they find the fastest form of every layer and are timed: forward, backward and optimizer in bf16 as one
+CUDA graph, the parent in the faster of two ways to compile; on a CPU in fp32 as PyTorch runs it, channels last. A
+process that takes too long is stopped and costs no other. Results are saved as they come, those of a CPU in
 step_time_cpu.json.
 """
 
@@ -22,37 +22,35 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pcn.folders import write_whole
-from pcn.fusion import FORMS, Form
+from pcn.fusion import FORMS
 from pcn.training.step import compute_dtype
 from step_time_jobs import (
     WAYS,
     Job,
     Result,
     Setting,
-    choose_job,
-    compile_job,
     kernel_rows,
     machine,
-    time_job,
+    measure_job,
     warm_kernels,
     work,
 )
 from step_time_kernels import STAGES, WIDE
 from step_time_networks import NETWORKS, PLANNED, TINY, Network
+from turns import in_turns
 from watched import watched
 
 DEVICES = {"cuda": "", "cpu": "_cpu"}
 RESULTS = {name: Path(__file__).parent / "results" / f"step_time{end}.json" for name, end in DEVICES.items()}
 BESIDE = ("narrow", "parent_our_bn", "pcn_unfused")
-LIMITS_S = {"forms": 60.0, "compile": 90.0, "time": 45.0, "kernels": 90.0}
-SIDE_BY_SIDE = 7
+LIMITS_S = {"machine": 45.0, "turn": 120.0, "kernels": 90.0}
+SIDE_BY_SIDE = 10
 
 
 def main() -> None:
@@ -125,7 +123,7 @@ class Run:
         self.found: dict[tuple[str, str, int], Result] = {}
 
     def machine(self) -> None:
-        for report in self._reports("machine", LIMITS_S["time"], machine, self.setting):
+        for report in self._reports("machine", LIMITS_S["machine"], machine, self.setting):
             self.results.held["machine"] |= report
         self.results.save()
 
@@ -145,42 +143,42 @@ class Run:
         list(self._reports(f"compiling kernels {stage}", LIMITS_S["kernels"], warm_kernels, self.setting, batch, stage))
 
     def time(self, wanted: list[tuple[Network, int]]) -> None:
-        """Measure record by record; parts that an earlier record of this run has measured are not measured again."""
-        for network, batch in wanted:
-            jobs = [job for job in self._jobs(network, batch) if job.part not in self.found]
-            if self.setting.cuda:
-                self._say(f"{network.name} at {batch}: {len(jobs)} steps are compiled side by side")
-                with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
-                    list(threads.map(self._compile, jobs))
-            self._say(f"{network.name} at {batch}: {len(jobs)} steps are timed one after another")
-            for job in jobs:
-                self._time(job)
-            self._record(network, batch)
+        """Measure some records at once; parts that an earlier round has measured are not measured again."""
+        left = list(wanted)
+        while left:
+            jobs: dict[str, Job] = {}
+            begun: list[tuple[Network, int]] = []
+            while left and (not begun or len(jobs | self._jobs(*left[0])) <= SIDE_BY_SIDE):
+                begun.append(left.pop(0))
+                jobs |= self._jobs(*begun[-1])
+            self._round(jobs)
+            for network, batch in begun:
+                self._record(network, batch)
 
-    def _jobs(self, network: Network, batch: int) -> list[Job]:
+    def _jobs(self, network: Network, batch: int) -> dict[str, Job]:
+        """What is still to be timed for a record, by label."""
         roles = [role for role in self.setting.roles if role != "narrow" or network.narrow is not None]
         jobs = [Job(network, role, batch, way) for role in roles for way in self._ways(role)]
-        forms = self._forms(next(job for job in jobs if job.role == "pcn"))
-        return [replace(job, forms=forms) if job.role == "pcn" else job for job in jobs]
+        return {str(job): job for job in jobs if job.part not in self.found}
 
     def _ways(self, role: str) -> tuple[str, ...]:
         return WAYS[role] if self.setting.cuda else WAYS[role][:1]
 
-    def _forms(self, job: Job) -> tuple[tuple[str, Form], ...]:
-        """Find the forms of a PCN's layers, while nothing else runs."""
-        forms: Result = {}
-        if self.setting.forms != "fastest":
-            return ()
-        for report in self._reports(f"forms of {job}", LIMITS_S["forms"], choose_job, self.setting, job):
-            forms = self.results.held["forms"][f"{job.model} {job.batch}"] = report
-        return tuple(forms.items())
-
-    def _compile(self, job: Job) -> None:
-        list(self._reports(f"compiling {job}", LIMITS_S["compile"], compile_job, self.setting, job))
-
-    def _time(self, job: Job) -> None:
+    def _round(self, jobs: dict[str, Job]) -> None:
+        if self.deadline - time.monotonic() < 5.0:
+            self._say(f"left out, the time is up: {'; '.join(jobs)}")
+            return
         bandwidth = self.results.held["machine"]["copy_bytes_per_s"]
-        for report in self._reports(f"timing {job}", LIMITS_S["time"], time_job, self.setting, job, bandwidth):
+        given = [(label, (self.setting, job, bandwidth)) for label, job in jobs.items()]
+        for label, report in in_turns(measure_job, given, LIMITS_S["turn"], self.deadline):
+            if "failed" in report:
+                self._say(report["failed"])
+                continue
+            self._say(f"{label}: {json.dumps(report)}")
+            job = jobs[label]
+            forms = report.pop("forms")
+            if forms:
+                self.results.held["forms"][f"{job.model} {job.batch}"] = forms
             best = self.found.get(job.part)
             if best is None or report["ms"] < best["ms"]:
                 self.found[job.part] = report

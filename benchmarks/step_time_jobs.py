@@ -20,10 +20,11 @@ from pcn.training.compiling import Forwards, compile_parts
 from pcn.training.meter import Stopwatch
 from pcn.training.optimizers import make_optimizer
 from pcn.training.settings import Settings
-from pcn.training.step import Step, autocast, compute_dtype
+from pcn.training.step import Step, autocast, compute_dtype, start_state_
 from step_time_floor import step_bytes
 from step_time_kernels import cases, copy_bandwidth, rows_of
 from step_time_networks import Network, build
+from turns import Turn
 
 WAYS: dict[str, tuple[str, ...]] = {  # of compiling, for each part of a record; the fastest counts
     "parent": ("whole", "blocks"),
@@ -79,18 +80,23 @@ class Job:
 
 
 def work(sender: Any, task: Any, setting: Setting, *arguments: Any) -> None:
+    """What a process does for a task that says what it finds."""
+    start_process(setting)
+    if setting.cuda:
+        torch.backends.cudnn.benchmark = True
+    for report in task(setting, *arguments):
+        sender.send(report)
+
+
+def start_process(setting: Setting) -> None:
     os.setsid()  # so that compiling processes end with this one
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(setting.folder / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(setting.folder / "triton")
     import torch._inductor.config
 
     torch._inductor.config.compile_threads = 2
-    if setting.cuda:
-        torch.backends.cudnn.benchmark = True  # as in training
     if setting.launches.exists() and not setting.tune:
         CHOICES.load(setting.launches)
-    for report in task(setting, *arguments):
-        sender.send(report)
 
 
 def machine(setting: Setting) -> Iterator[Result]:
@@ -150,37 +156,48 @@ def prepare(setting: Setting, job: Job) -> tuple[nn.Module, Tensor, Tensor]:
     return model, images, labels
 
 
-def set_up(setting: Setting, job: Job) -> Step:
-    """The compiled step of a model, ready to be replayed."""
+def set_up(setting: Setting, job: Job, *, captured: bool = True) -> Step:
+    """The compiled step of a model, captured or ready to be."""
     model, images, labels = prepare(setting, job)
-    if setting.cuda:
-        torch.cuda.reset_peak_memory_stats()
     optimizer = make_optimizer(model, SETTINGS, graphed=setting.cuda)
-    return CompiledStep(job.way, model, optimizer, images, labels, compiled=setting.cuda, graphed=setting.cuda)
+    graphed = captured and setting.cuda
+    step = CompiledStep(job.way, model, optimizer, images, labels, compiled=setting.cuda, graphed=graphed)
+    if setting.cuda and not captured:
+        start_state_(optimizer)
+        step._run()
+    return step
 
 
-def choose_job(setting: Setting, job: Job) -> Iterator[Result]:
-    """Find the fastest form of every layer."""
+def with_forms(setting: Setting, job: Job, turn: Turn | None = None) -> Job:
+    """Find the fastest form of every layer of a PCN; a first try, side by side with others, compiles what is timed."""
+    if job.role != "pcn" or setting.forms != "fastest":
+        return job
     model, images, _ = prepare(setting, replace(job, role="pcn_unfused"))
     with autocast(images.device):
-        yield choose_forms(model, images)
+        if turn is not None:
+            choose_forms(model, images)
+            turn.alone()
+        return replace(job, forms=tuple(choose_forms(model, images).items()))
 
 
-def compile_job(setting: Setting, job: Job) -> Iterator[Result]:
-    """Compile a step; what comes of it is on disk."""
-    set_up(setting, job)
-    yield {}
-
-
-def time_job(setting: Setting, job: Job, bandwidth: float) -> Iterator[Result]:
+def measure_job(connection: Any, setting: Setting, job: Job, bandwidth: float) -> None:
     """Time a step; beside a PCN's stands the least that it could take."""
-    step = set_up(setting, job)
-    found = {"way": job.way} | timed(setting, step)
+    start_process(setting)
+    turn = Turn(connection)
+    job = with_forms(setting, job, turn)
+    turn.together()
+    step = set_up(setting, job, captured=False)
+    turn.alone()
+    if setting.cuda:
+        torch.backends.cudnn.benchmark = True  # as in training
+        torch.cuda.reset_peak_memory_stats()
+        step.graph = step._capture()
+    found = {"way": job.way, "forms": dict(job.forms)} | timed(setting, step)
     if job.role == "pcn":
         with autocast(step.inputs.device):
             moved = step_bytes(step.model, step.inputs, step.inputs.itemsize)
         found["floor_ms"] = 1000 * moved / bandwidth
-    yield found
+    connection.send(found)
 
 
 def timed(setting: Setting, step: Step) -> Result:

@@ -14,10 +14,8 @@ Report = dict[str, Any]
 
 def watched(label: str, limit_s: float, work: Callable[..., None], *arguments: Any) -> Iterator[Report]:
     """Yield what ``work(sender, *arguments)`` sends from a process that ends with the time limit; then what failed."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "pcn"])  # imported once for all of them; CUDA is not touched by that
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=work, args=(sender, *arguments))
+    receiver, sender = context().Pipe(duplex=False)
+    process = context().Process(target=work, args=(sender, *arguments))
     process.start()
     sender.close()
     deadline = time.monotonic() + limit_s
@@ -31,6 +29,13 @@ def watched(label: str, limit_s: float, work: Callable[..., None], *arguments: A
             yield {"failed": f"{label}: ended with {process.exitcode}"}
     finally:
         end(process)
+
+
+def context() -> Any:
+    """How processes start: what takes long to import is imported once for all of them, and CUDA not touched by that."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["torch", "pcn"])
+    return found
 
 
 def end(process: Any) -> None:

@@ -169,10 +169,8 @@ class PCNConfig:
     exclude: tuple[str, ...] = ()
     order: Order = "truncate_first"
     output_rank: int | float | None = None  # the same from the other side: outputs that are trained and then expanded
-    # "response": those that matter most to the layer's output; "balanced": to the loss; "random": a control
-    basis: BasisKind = "pca"
-    # 0 to 1: how far the directions are brought to the same variance; None: not at all, and fully within a budget
-    precondition: float | None = None
+    basis: BasisKind = "pca"  # "response": best for the layer's output; "balanced": for the loss; "random": a control
+    precondition: float | None = None  # 0 to 1: how far directions get the same variance; None: 0, or 1 within a budget
     multiple_of: int = 1  # ranks are rounded up to a multiple of this, never above the width
     skip_larger: bool = True  # leave a layer alone that would not get smaller, its basis included
     train_basis: bool = False  # the authors' option: the basis is trained too

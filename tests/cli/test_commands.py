@@ -121,6 +121,25 @@ def test_the_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert load_file("x.safetensors").keys() == Mlp().state_dict().keys()
 
 
+def test_a_basis_that_needs_gradients_gets_them(capsys: pytest.CaptureFixture[str]) -> None:
+    model = trained()
+    wish = ("--rank", "8", "--basis", "balanced")
+    document(capsys, "analyze", *LOOK, "--out", "plain.safetensors")
+    said = refused(capsys, "plan", *MLP, "--stats", "plain.safetensors", *wish)
+    assert "pcn analyze --basis balanced" in said
+    document(capsys, "analyze", *LOOK, "--basis", "balanced", "--out", "stats.safetensors")
+    document(capsys, "plan", *MLP, "--stats", "stats.safetensors", *wish, "--out", "plan.json")
+    ways = ("--stats", "stats.safetensors", "--plan", "plan.json"), ("--inputs", "inputs.npy", "--plan", "plan.json")
+    outputs, batch = [], vectors(5)
+    for number, way in enumerate((*ways, ("--inputs", "inputs.npy", *wish))):
+        document(capsys, "compress", *MLP, *way, "--out", f"small{number}")
+        outputs.append(pcn.load(Mlp(64), f"small{number}").eval()(batch))
+    stats = pcn.Statistics.load("stats.safetensors")
+    pcn.make_plan(model, stats, pcn.PCNConfig(rank=8, basis="balanced")).apply_(model, stats)
+    for found in outputs:
+        torch.testing.assert_close(found, model(batch), rtol=1e-4, atol=1e-5)
+
+
 def test_the_same_rules_mean_the_same_as_in_python(capsys: pytest.CaptureFixture[str]) -> None:
     model = trained()
     stats = pcn.analyze(model, [torch.from_numpy(np.load("inputs.npy")).float()])

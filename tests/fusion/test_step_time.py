@@ -39,8 +39,11 @@ def run(step_time: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     return step_time.Run(step_time.Setting("cpu", True, tmp_path), tmp_path / "step_time.json", seconds=100.0)
 
 
-def test_records_have_the_promised_fields_and_are_kept(step_time: ModuleType, run: Any) -> None:
+def test_records_have_the_promised_fields_and_are_kept(
+    step_time: ModuleType, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run.machine()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     run.time([(step_time.TINY, 8)])
     (record,) = json.loads(run.results.path.read_text())["records"]
     assert list(record) == FIELDS

@@ -279,6 +279,9 @@ def test_how_the_layers_inputs_are_measured() -> None:
     assert (usual.samples("4"), usual.samples("8")) == (200 * 16, 200)
     part = switched(analysis_fraction=0.25, analysis_pool=2)
     assert (part.samples("4"), part.samples("8")) == (50 * 4, 50)
+    assert not usual.gradients
+    balanced = switched(basis="balanced")
+    assert (balanced.gradients["4"].count, balanced.gradients["8"].count) == (200 * 16, 200)
     trained = switched(analysis_mode="train")  # dropout and the batches' own statistics
     assert not torch.allclose(trained.mean("8"), usual.mean("8"), rtol=1e-3)
     named = Settings(pcn="wide_resnet20-pcn0")

@@ -84,7 +84,9 @@ class Settings:
     exclude: tuple[str, ...] = option((), "layers to leave alone, by name or glob")
     order: str = option("truncate_first", "how a layer reads inputs of which some are dropped", choices=ORDERS)
     basis: str = option(
-        "pca", "which directions: pca, response (best for the layer's output), balanced (for the loss)", choices=BASES
+        "pca",
+        "which directions: pca, response (best for the layer's output), balanced (for the loss), random",
+        choices=BASES,
     )
     precondition: float | None = option(
         None, "0 to 1: how far directions are brought to the same variance (default: 0, within a budget 1)"

@@ -1,0 +1,59 @@
+"""Processes that take turns: alone is alone, together is at once, and none holds the others up for ever."""
+
+from __future__ import annotations
+
+import os
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def _scripts_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def measured(connection: Connection, folder: Path, name: str, ends: str) -> None:
+    """Be there while alone, and look who else is; the second part is for all of those that get so far."""
+    from turns import Turn
+
+    os.setsid()
+    turn = Turn(connection)
+    for part in (1, 2):
+        turn.alone()
+        (folder / name).touch()
+        time.sleep(0.05)
+        connection.send({"name": name, "part": part, "there": sorted(path.name for path in folder.iterdir())})
+        (folder / name).unlink()
+        if ends == "dies":
+            os._exit(3)
+        if ends == "hangs":
+            time.sleep(60)
+        turn.together()
+
+
+def test_nobody_is_disturbed_and_whoever_fails_costs_no_other(tmp_path: Path) -> None:
+    from turns import in_turns
+
+    ends = {"a": "well", "b": "dies", "c": "hangs", "d": "well"}
+    jobs = [(name, (tmp_path, name, how)) for name, how in ends.items()]
+    began = time.monotonic()
+    reports = list(in_turns(measured, jobs, 8.0, began + 60.0))
+    assert time.monotonic() - began < 60
+    seen = [report for _, report in reports if "there" in report]
+    assert all(len(report["there"]) == 1 or report["there"] == sorted({"b", report["name"]}) for report in seen)
+    assert [(r["name"], r["part"]) for r in seen if r["name"] in "ad"] == [("a", 1), ("d", 1), ("a", 2), ("d", 2)]
+    failed = [report["failed"] for _, report in reports if "failed" in report]
+    assert failed[0] == "b: ended with 3"
+    assert failed[1].startswith("c: stopped after")
+
+
+def test_nothing_goes_on_after_the_end_of_the_time(tmp_path: Path) -> None:
+    from turns import in_turns
+
+    reports = list(in_turns(measured, [("a", (tmp_path, "a", "hangs"))], 60.0, time.monotonic() + 6.0))
+    assert reports[-1][1]["failed"].startswith("a: stopped after")
