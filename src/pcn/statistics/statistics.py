@@ -18,7 +18,6 @@ from pcn.layers import canonical_weight, groups_of
 from pcn.statistics import eigen, forms
 from pcn.statistics.forms import SketchOptions
 from pcn.statistics.moments import Moments
-from pcn.statistics.sharing import agreed_keys
 from pcn.statistics.spectrum import Spectrum
 
 if TYPE_CHECKING:
@@ -79,13 +78,13 @@ class Statistics:
 
     def covariance(self, layer: str) -> Tensor:
         """The covariance of a layer's input with 1 / (samples - 1), (groups, width, width)."""
-        with _naming(layer):
+        with naming(layer):
             return self._of(layer).covariance()
 
     def gradient_moments(self, layer: str) -> Tensor:
         """The second moment E[g gᵀ] of the loss's gradient by a layer's input, (groups, width, width)."""
         self.check_gradients(layer)
-        with _naming(layer):
+        with naming(layer):
             return self.gradients[layer].second_moment()
 
     def check_gradients(self, layer: str) -> None:
@@ -101,7 +100,7 @@ class Statistics:
         """The eigenvalues and eigenvectors of the covariance, found as far as they are asked for."""
         moments, key = self._of(layer), self.layers[layer]
         if key not in self._spectra:
-            with _naming(layer):
+            with naming(layer):
                 self._spectra[key] = Spectrum(moments, key)
         return self._spectra[key]
 
@@ -123,39 +122,9 @@ class Statistics:
 
     def merge(self, other: Statistics) -> Statistics:
         """Return the statistics of both sets of samples, as if one pass had seen them all."""
-        for name in self.layers.keys() | other.layers.keys():
-            if _readers(self, name) and _readers(other, name) and _readers(self, name) != _readers(other, name):
-                raise StatisticsError(
-                    f"{name!r} shares its input with {sorted(_readers(self, name))} on one side and with "
-                    f"{sorted(_readers(other, name))} on the other, so that the two cannot be merged"
-                )
-        key_of = agreed_keys([self.layers, other.layers])
-        layers = {name: key_of[name] for name in self.shapes if name in key_of}
-        moments = dict(self.moments)
-        for name, theirs in other.moments.items():
-            key = key_of[name]
-            with _naming(key):
-                moments[key] = forms.merge(moments[key], theirs, self.options) if key in moments else theirs
-        return Statistics(
-            layers=layers,
-            left_alone={n: r for n, r in (other.left_alone | self.left_alone).items() if n not in layers},
-            moments=moments,
-            shapes=self.shapes,
-            example=self.example or other.example,
-            options=self.options,
-            gradients=self._merged_gradients(other),
-        )
+        from pcn.statistics.merging import merge
 
-    def _merged_gradients(self, other: Statistics) -> dict[str, Moments]:
-        """The gradients of both; none for a layer that one side has measured without them."""
-        merged = {}
-        for name in self.gradients | other.gradients:
-            parts = [side.gradients.get(name) for side in (self, other) if name in side.layers]
-            held = [part for part in parts if part is not None]
-            if len(held) == len(parts):
-                with _naming(name):
-                    merged[name] = held[0] if len(held) == 1 else forms.merge(held[0], held[1], self.options)
-        return merged
+        return merge(self, other)
 
     def table(self, rule: Rank | None = None) -> str:
         """Answer "which of my layers are too wide?" for a rank rule, by default that of ``PCNConfig()``."""
@@ -198,13 +167,9 @@ class Statistics:
         return self.moments[self.layers[layer]]
 
 
-def _readers(statistics: Statistics, name: str) -> set[str]:
-    key = statistics.layers.get(name)
-    return {layer for layer, other in statistics.layers.items() if other == key} if key is not None else set()
-
-
 @contextmanager
-def _naming(layer: str) -> Iterator[None]:
+def naming(layer: str) -> Iterator[None]:
+    """Say which layer's moments cannot answer."""
     try:
         yield
     except StatisticsError as error:
