@@ -14,7 +14,7 @@ from torch import Tensor
 from pcn.seeded import generator
 from pcn.statistics import eigen
 
-RIDGE = 1e-9  # of the mean along all directions, added to every one: that without any can still be told and led back
+RIDGE = 1e-9  # of the mean over directions, added to each: one in which nothing varies, or matters, is still told apart
 FLOOR = 1e-3  # of the mean variance: preconditioning counts no direction as having less
 
 

@@ -86,7 +86,7 @@ class Heads(nn.Module):
 
 def test_layers_that_share_an_input_each_have_their_own() -> None:
     stats = pcn.analyze(Heads(), [vectors(40)], gradients=True)
-    assert stats.layers["right"] == "left"
+    assert stats.layers["left"] == stats.layers["right"]
     assert float(stats.gradient_moments("left").norm()) > 0
     assert float(stats.gradient_moments("right").norm()) == 0
 

@@ -119,3 +119,20 @@ def test_a_switch_that_changes_nothing_says_so() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
     with pytest.warns(UserWarning, match=r"changes no layer: .*its input has 16 dimensions, fewer than the rank 5000"):
         pcn.Switch(model, None, pcn.PCNConfig(rank=5000, exclude=["0"])).now([torch.randn(32, 8)])
+
+
+def test_a_basis_that_balances_a_loss_of_ones_own() -> None:
+    inputs, labels = data()
+    batches = [(inputs[:40], labels[:40]), (inputs[40:], labels[40:])]
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    model = network()
+    expected = pcn.analyze(model, batches, gradients=loss).gradient_moments("2")
+    switch = pcn.Switch(model, None, pcn.PCNConfig(rank=12, basis="balanced"), analysis={"gradients": loss}, fade=1)
+    assert switch.after_epoch(1, batches) is None
+    assert switch.statistics is not None
+    assert torch.equal(switch.statistics.gradient_moments("2"), expected)
+    assert switch.after_step(1, batches) is not None
+    assert isinstance(model[2], PCModule)

@@ -173,8 +173,8 @@ class Switch:
         self._engine.sync_buffers_()
         ranks = self._engine.ranks
         own = ranks.together(lambda: opened(batches))
-        asked = {"exclude": self.options.exclude, "gradients": self.options.needs_gradients, **self.analysis}
-        return analyze(self.model, own, forward=self.forward, group=ranks.group, **asked)
+        config, how = self.options, {"gradients": self.options.needs_gradients, **self.analysis}
+        return analyze(self.model, own, forward=self.forward, exclude=config.exclude, group=ranks.group, **how)
 
     def _tell(self, epoch: int, stats: Statistics) -> None:
         """Have the first process tell the logger the effective dimensions."""
