@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pcn.fusion import plain
 from pcn.fusion.layers import FusedConv2d, FusedLayer
 from pcn.fusion.norms import FusedNorm
+from pcn.fusion.stems import HandingConv2d
 from pcn.nn import PCModule
 from pcn.untouched import untouched
 
@@ -21,6 +22,7 @@ def step_bytes(model: nn.Module, batch: Tensor, itemsize: int) -> int:
     moved = 0
     convolutions = [module for module in model.modules() if isinstance(module, FusedConv2d)]
     with_moments = [each.use.norm for each in convolutions if each.gives_moments and each.use.form != "folded"]
+    with_moments += [module.use.norm for module in model.modules() if isinstance(module, HandingConv2d)]
     for module, positions, outputs in _seen(model, batch):
         if isinstance(module, FusedNorm):
             moved += norm_elements(module, positions, given=any(module is each for each in with_moments))

@@ -94,7 +94,7 @@ def start_process(setting: Setting) -> None:
     os.environ["TRITON_CACHE_DIR"] = str(setting.folder / "triton")
     import torch._inductor.config
 
-    torch._inductor.config.compile_threads = 2
+    torch._inductor.config.compile_threads = 1  # a pool of them in every process has stalled; processes are many enough
     if setting.launches.exists() and not setting.tune:
         CHOICES.load(setting.launches)
 
@@ -186,8 +186,11 @@ def measure_job(connection: Any, setting: Setting, job: Job, bandwidth: float) -
     turn = Turn(connection)
     job = with_forms(setting, job, turn)
     turn.together()
+    # What cuDNN chooses while others run must not count: it remembers its choices apart for this setting.
+    torch.backends.cudnn.deterministic = True
     step = set_up(setting, job, captured=False)
     turn.alone()
+    torch.backends.cudnn.deterministic = False
     if setting.cuda:
         torch.backends.cudnn.benchmark = True  # as in training
         torch.cuda.reset_peak_memory_stats()

@@ -56,7 +56,7 @@ def pairs(records: list[Record]) -> list[str]:
 
 
 def shown(records: list[Record], pair: str, **wanted: object) -> str:
-    """The mean, and the lowest and highest value of the runs."""
+    """The mean of the runs, how many there are, and their lowest and highest value."""
     found = [
         record["test_accuracy"]
         for record in records
@@ -64,4 +64,6 @@ def shown(records: list[Record], pair: str, **wanted: object) -> str:
     ]
     if not found:
         return ""
-    return f"{statistics.fmean(found):.2f} ({min(found):.2f} to {max(found):.2f})"
+    if len(found) == 1:
+        return f"{found[0]:.2f} (1 run)"
+    return f"{statistics.fmean(found):.2f} ({len(found)} runs, {min(found):.2f} to {max(found):.2f})"

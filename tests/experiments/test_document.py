@@ -54,7 +54,7 @@ def test_robustness_and_ablation_are_tables_of_their_own(tmp_path: Path) -> None
 
     write(tmp_path, "conv4_robustness", robustness())
     shown = table.table("conv4_robustness", tmp_path)
-    assert "| (0.0001, 0.05) | 76.50 (76.00 to 77.00) | 76.50 (76.00 to 77.00) |" in shown
+    assert "| (0.0001, 0.05) | 76.50 (2 runs, 76.00 to 77.00) | 76.50 (2 runs, 76.00 to 77.00) |" in shown
     assert "all but fc1" in shown
     write(tmp_path, "conv4_robustness", robustness()[:4])
     assert "all but" not in table.table("conv4_robustness", tmp_path)

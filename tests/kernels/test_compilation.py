@@ -23,26 +23,29 @@ IMAGES = Geometry(32, 32, channels=16, filters=64, kernel_height=3, kernel_width
 TILES = {"ROWS": 64, "DEPTH": 128, "REST": 16, "BANDS": 4, "STAGES": 2, "NEAR": False, "EVEN": True}
 CONV = IMAGES._asdict() | {"out_height": 32, "out_width": 32, "weight": "*bf16"} | TILES
 KERNELS = {
-    "forward": (norm_kernel._forward, {"CENTRE": True, "EMIT": True}),
-    "forward in parts": (norm_kernel._forward, {"width": 300, "CENTRE": False, "EMIT": False}),
-    "sums": (norm_backward_kernel._sums, {"MASK": 2, "WRITE": True}),
-    "gradients": (norm_backward_kernel._gradients, {}),
-    "gradients, high rank": (norm_backward_kernel._gradients, {"rank": 40}),
-    "sums in all": (norm_backward_kernel._add_up, {"ADDED": 128, "COLUMNS": 16}),
-    "moments": (moments_kernel._sums, {"ADD": True}),
-    "moments in all": (moments_kernel._merge, {"MERGED": 128, "COLUMNS": 16}),
-    "convolution": (conv_kernel._forward, CONV | {"REVERSED": False}),
-    "convolution by way of L1": (conv_kernel._forward, CONV | {"REVERSED": False, "EVEN": False, "NEAR": True}),
+    "forward": (norm_kernel.pcn_norm, {"CENTRE": True, "EMIT": True}),
+    "forward in parts": (norm_kernel.pcn_norm, {"width": 300, "CENTRE": False, "EMIT": False}),
+    "sums": (norm_backward_kernel.pcn_norm_sums, {"MASK": 2, "WRITE": True}),
+    "gradients": (norm_backward_kernel.pcn_norm_gradients, {}),
+    "gradients, high rank": (norm_backward_kernel.pcn_norm_gradients, {"rank": 40}),
+    "sums in all": (norm_backward_kernel.pcn_norm_sums_merge, {"ADDED": 128, "COLUMNS": 16}),
+    "moments": (moments_kernel.pcn_moments, {"ADD": True}),
+    "moments in all": (moments_kernel.pcn_moments_merge, {"MERGED": 128, "COLUMNS": 16}),
+    "convolution": (conv_kernel.pcn_conv, CONV | {"REVERSED": False}),
+    "convolution by way of L1": (conv_kernel.pcn_conv, CONV | {"REVERSED": False, "EVEN": False, "NEAR": True}),
     "convolution back": (
-        conv_kernel._forward,
+        conv_kernel.pcn_conv,
         CONV | {"channels": 64, "filters": 16, "MOMENTS": False, "KEPT": False, "COLUMNS": 16, "DEPTH": 64},
     ),
-    "convolution's weight": (conv_weight_kernel._sums, CONV | {"CHUNKS": 1}),
+    "convolution's weight": (conv_weight_kernel.pcn_conv_weight, CONV | {"CHUNKS": 1}),
     "convolution's weight in groups": (
-        conv_weight_kernel._sums,
+        conv_weight_kernel.pcn_conv_weight,
         CONV | {"channels": 64, "filters": 256, "DEPTH": 64, "CHUNKS": 3, "REST": 0},
     ),
-    "convolution's weight in all": (conv_weight_kernel._add_up, {"ADDED": 64, "COLUMNS": 128, "width": 9216}),
+    "convolution's weight in all": (
+        conv_weight_kernel.pcn_conv_weight_sum,
+        {"ADDED": 64, "COLUMNS": 128, "width": 9216},
+    ),
 }
 
 

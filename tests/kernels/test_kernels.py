@@ -237,7 +237,7 @@ def test_launches_are_remembered_by_their_product_too(monkeypatch: pytest.Monkey
 
     keys: list[str] = []
     monkeypatch.setattr(CHOICES, "run", lambda key, *_: keys.append(key))
-    monkeypatch.setattr(norm_backward_kernel, "_add_up", MagicMock())
+    monkeypatch.setattr(norm_backward_kernel, "pcn_norm_sums_merge", MagicMock())
     rows, _, norm, basis, _ = make((70, 20, 5), torch.float32)
     for precision in ("ieee", "tf32"):
         monkeypatch.setattr(tiles, "precision", lambda _, precision=precision: precision)

@@ -178,8 +178,8 @@ def test_on_a_gpu_memory_is_what_the_allocator_says() -> None:
         model(x).sum().backward()
         optimizer.step()
     peak = torch.cuda.max_memory_allocated() - others
-    # Beside what is counted there are gradients of activations on their way, and cuBLAS's own workspace.
-    assert 0.9 * measured.memory_bytes < peak < 1.5 * measured.memory_bytes
+    # Beside what is counted there are gradients of activations on their way, and cuBLAS's own memory for two streams.
+    assert 0.9 * measured.memory_bytes < peak < 1.5 * measured.memory_bytes + 2**27
     assert measured.time_ns > 0
 
 

@@ -37,7 +37,7 @@ def convolve(
     each, parts = share(count, launch, images.device, tiles)
     depth, rest = chunks(launch, geometry)
     held = images.new_empty(parts if moments else 0, 3, filters, dtype=torch.float32)  # as batch_moments holds them
-    _forward[(parts, tiles)](
+    pcn_conv[(parts, tiles)](
         images, weight, y, held, count, each, *geometry, geometry.out_height, geometry.out_width,
         MOMENTS=moments, REVERSED=reversed, KEPT=launch.kept, NEAR=launch.near, PRECISION=precision(images),
         EVEN=count % launch.rows == 0 and filters % launch.columns == 0, ROWS=launch.rows, COLUMNS=launch.columns,
@@ -50,7 +50,7 @@ def convolve(
 
 
 @triton.jit(do_not_specialize=["count", "each"])
-def _forward(
+def pcn_conv(
     x, weight, y, held, count, each,
     height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, filters: tl.constexpr,
     kernel_height: tl.constexpr, kernel_width: tl.constexpr, stride: tl.constexpr, padding: tl.constexpr,

@@ -35,14 +35,16 @@ def weight_gradient(images: Tensor, coming: Tensor, geometry: Geometry, launch: 
     number, groups, rest = _groups(geometry, launch, depth, rest)
     each, parts = share(count, launch, images.device, tiles * groups)
     held = images.new_empty(parts, filters, size, dtype=torch.float32)
-    _sums[(parts, tiles, groups)](
+    pcn_conv_weight[(parts, tiles, groups)](
         images, coming, held, count, each, *geometry, geometry.out_height, geometry.out_width,
         NEAR=launch.near, PRECISION=precision(images), ROWS=launch.rows, COLUMNS=launch.columns, DEPTH=depth,
         CHUNKS=number, REST=rest, STAGES=launch.stages, num_warps=launch.warps,
     )  # fmt: skip
     width = total.numel()
     columns = min(max(32, triton.next_power_of_2(triton.cdiv(width, programs(images.device, 2)))), 1024)
-    _add_up[(triton.cdiv(width, columns),)](held, total, parts, width, ADDED=ADDED // columns, COLUMNS=columns)
+    pcn_conv_weight_sum[(triton.cdiv(width, columns),)](
+        held, total, parts, width, ADDED=ADDED // columns, COLUMNS=columns
+    )
     return total
 
 
@@ -61,7 +63,7 @@ def _groups(geometry: Geometry, launch: Launch, depth: int, rest: int) -> tuple[
 
 
 @triton.jit(do_not_specialize=["count", "each"])
-def _sums(
+def pcn_conv_weight(
     x, d_y, held, count, each,
     height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, filters: tl.constexpr,
     kernel_height: tl.constexpr, kernel_width: tl.constexpr, stride: tl.constexpr, padding: tl.constexpr,
@@ -113,7 +115,7 @@ def _put(held, sums, filter, inside, start, size, DEPTH: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["parts"])
-def _add_up(held, total, parts, width: tl.constexpr, ADDED: tl.constexpr, COLUMNS: tl.constexpr):
+def pcn_conv_weight_sum(held, total, parts, width: tl.constexpr, ADDED: tl.constexpr, COLUMNS: tl.constexpr):
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < width
     sums = tl.zeros((ADDED, COLUMNS), tl.float32)

@@ -40,7 +40,7 @@ def moments(rows: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor, 
     candidates = [Launch(max(16, size // columns), columns, warps, stages) for size, warps, stages in TILES]
 
     def run(launch: Launch) -> None:
-        _sums[(parts, tiles)](
+        pcn_moments[(parts, tiles)](
             rows, rows if other is None else other, total, held, count, each, width,
             ADD=other is not None, ROWS=launch.rows, COLUMNS=columns, STAGES=launch.stages,
             num_warps=launch.warps,
@@ -54,11 +54,13 @@ def moments(rows: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor, 
 def merge(held: Tensor, mean: Tensor, variance: Tensor, count: int, each: int) -> None:
     """Write the mean and biased variance of all rows, given what programs found in their own ``each``."""
     parts, _, width = held.shape
-    _merge[(triton.cdiv(width, 16),)](held, mean, variance, count, each, parts, width, MERGED=MERGED, COLUMNS=16)
+    pcn_moments_merge[(triton.cdiv(width, 16),)](
+        held, mean, variance, count, each, parts, width, MERGED=MERGED, COLUMNS=16
+    )
 
 
 @triton.jit(do_not_specialize=["count", "each"])
-def _sums(
+def pcn_moments(
     x, other, total, held, count, each, width: tl.constexpr,
     ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -98,7 +100,9 @@ def put_part(held, shift, sums, squares, count, columns, inside, width):
 
 
 @triton.jit(do_not_specialize=["count", "each", "parts"])
-def _merge(held, mean, variance, count, each, parts, width: tl.constexpr, MERGED: tl.constexpr, COLUMNS: tl.constexpr):
+def pcn_moments_merge(
+    held, mean, variance, count, each, parts, width: tl.constexpr, MERGED: tl.constexpr, COLUMNS: tl.constexpr
+):
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < width
     pivot = tl.load(held + columns, inside, 0.0)

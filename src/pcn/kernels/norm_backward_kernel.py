@@ -59,7 +59,7 @@ def _sum_up(
     tensors = or_any(rows, d_projected, d_y, rows, given, *norm, basis, d_added)
 
     def run(launch: Launch) -> None:
-        _sums[(parts, tiles)](
+        pcn_norm_sums[(parts, tiles)](
             *tensors, held, count, each, width, rank, PROJECTED=basis is not None, DIRECT=d_y is not None, RELU=relu,
             MASK=mask, WRITE=d_added.numel() > 0, PRECISION=precision(basis), ROWS=launch.rows, COLUMNS=columns,
             DIRECTIONS=directions, STAGES=launch.stages, num_warps=launch.warps,
@@ -68,7 +68,7 @@ def _sum_up(
     flags = f"{d_projected is not None} {d_y is not None} {mask} {relu}"
     key = f"sums {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
     CHOICES.run(key, _candidates(SUMS, columns), rows.device, run)
-    _add_up[(triton.cdiv(width, 16),)](held, d_bias, d_weight, parts, width, ADDED=128, COLUMNS=16)
+    pcn_norm_sums_merge[(triton.cdiv(width, 16),)](held, d_bias, d_weight, parts, width, ADDED=128, COLUMNS=16)
 
 
 def _differentiate(
@@ -85,7 +85,7 @@ def _differentiate(
 
     def run(launch: Launch) -> None:
         tiles = triton.cdiv(count, launch.rows)
-        _gradients[(min(tiles, most), column_tiles)](
+        pcn_norm_gradients[(min(tiles, most), column_tiles)](
             *tensors, d_bias, d_weight, d_rows, count, tiles, 1.0 / count, width, rank, PROJECTED=basis is not None,
             DIRECT=d_y is not None, RELU=relu, TRAINING=training, PRECISION=precision(basis), ROWS=launch.rows,
             COLUMNS=columns, DIRECTIONS=directions, STAGES=launch.stages, num_warps=launch.warps,
@@ -101,7 +101,7 @@ def _candidates(sizes: list[tuple[int, int, int]], columns: int) -> list[Launch]
 
 
 @triton.jit(do_not_specialize=["count", "each"])
-def _sums(
+def pcn_norm_sums(
     d_projected, d_y, z, given, weight, bias, mean, inverse_std, basis, d_added, held, count, each,
     width: tl.constexpr, rank: tl.constexpr,
     PROJECTED: tl.constexpr, DIRECT: tl.constexpr, RELU: tl.constexpr, MASK: tl.constexpr, WRITE: tl.constexpr,
@@ -147,7 +147,7 @@ def _sums(
 
 
 @triton.jit(do_not_specialize=["parts"])
-def _add_up(held, plain, weighted, parts, width: tl.constexpr, ADDED: tl.constexpr, COLUMNS: tl.constexpr):
+def pcn_norm_sums_merge(held, plain, weighted, parts, width: tl.constexpr, ADDED: tl.constexpr, COLUMNS: tl.constexpr):
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < width
     sums = tl.zeros((ADDED, COLUMNS), tl.float32)
@@ -163,7 +163,7 @@ def _add_up(held, plain, weighted, parts, width: tl.constexpr, ADDED: tl.constex
 
 
 @triton.jit(do_not_specialize=["count", "tiles", "share"])
-def _gradients(
+def pcn_norm_gradients(
     d_projected, d_y, z, weight, bias, mean, inverse_std, basis, d_bias, d_weight, d_z, count, tiles, share,
     width: tl.constexpr, rank: tl.constexpr,
     PROJECTED: tl.constexpr, DIRECT: tl.constexpr, RELU: tl.constexpr, TRAINING: tl.constexpr,

@@ -38,7 +38,7 @@ def norm_project(
 
     def run(launch: Launch) -> None:
         tiles = triton.cdiv(count, launch.rows)
-        _forward[(min(tiles, most), rank_tiles)](
+        pcn_norm[(min(tiles, most), rank_tiles)](
             rows, *tensors, count, tiles, width, rank, NORM=norm is not None, ADDED=added is not None, RELU=relu,
             EMIT=emit, PROJECT=basis is not None, CENTRE=centre is not None, PRECISION=precision(basis),
             ROWS=launch.rows, COLUMNS=columns, DIRECTIONS=directions, STAGES=launch.stages, num_warps=launch.warps,
@@ -53,7 +53,7 @@ def norm_project(
 
 
 @triton.jit(do_not_specialize=["count", "tiles"])
-def _forward(
+def pcn_norm(
     z, added, y, projected, weight, bias, mean, inverse_std, basis, centre, count, tiles,
     width: tl.constexpr, rank: tl.constexpr,
     NORM: tl.constexpr, ADDED: tl.constexpr, RELU: tl.constexpr, EMIT: tl.constexpr, PROJECT: tl.constexpr,

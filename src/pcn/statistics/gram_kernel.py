@@ -34,7 +34,7 @@ def block_sums(block: Tensor, pilot: Tensor) -> tuple[Tensor, Tensor]:
     sums = torch.empty(parts, groups, width + 1, width, dtype=torch.float32, device=block.device)
     if parts:
         with torch.cuda.device_of(block):  # where Triton launches
-            _add_up[(parts * tiles, groups)](
+            pcn_gram[(parts * tiles, groups)](
                 block, pilot.contiguous(), sums, width, positions, steps, steps_per_entry, steps_per_part,
                 *_strides(block), TILE=tile, STEP=STEP, ALONE=tiles == 1,
                 num_warps=8 if tile == WIDEST_TILE else 4, num_stages=3, enable_fp_fusion=False,
@@ -58,7 +58,7 @@ def _strides(block: Tensor) -> list[int]:
 
 
 @triton.jit(do_not_specialize=["steps", "steps_per_entry", "steps_per_part"])
-def _add_up(
+def pcn_gram(
     x, pilot, sums, width, positions, steps, steps_per_entry, steps_per_part,
     entry_stride, group_stride, channel_stride, position_stride,
     TILE: tl.constexpr, STEP: tl.constexpr, ALONE: tl.constexpr,
