@@ -41,6 +41,7 @@ class Case:
     run: Callable[[], Any]
     moved: int
     library: Callable[[], Any] | None = None
+    channels: int | None = None  # that a convolution reads, if not as many as the stage's rank
 
 
 def copy_bandwidth(device: torch.device, size: int = 2**30) -> float:
@@ -61,7 +62,7 @@ def rows_of(device: torch.device, batch: int, stage: tuple[int, int, int], bandw
         yield {
             "kernel": case.name,
             "width": width,
-            "rank": rank,
+            "rank": rank if case.channels is None else case.channels,
             "rows": batch * positions,
             "dtype": str(dtype).removeprefix("torch."),
             "time_us": taken * 1e6,
@@ -83,6 +84,9 @@ def cases(
     wide, narrow = z.numel() * z.itemsize, d_p.numel() * d_p.itemsize
     y = torch.relu(z)
     none = (None, None)
+    read = (
+        (rank, 3, width) if width == STAGES[0][0] else (rank,)
+    )  # by convolutions; in the first stage ordinary ones too
     return [
         Case("batch_moments", lambda: batch_moments(z), wide),
         Case("add_moments", lambda: add_moments(z, s), 3 * wide),
@@ -109,12 +113,16 @@ def cases(
             lambda: norm_project_backward(d_p, d_y, z, None, y, *norm, basis, True, True),
             7 * wide + narrow,
         ),
-        *convolutions(width, rank, max(1, rows // positions), math.isqrt(positions), device, dtype),
+        *[
+            case
+            for channels in read
+            for case in convolutions(width, channels, max(1, rows // positions), math.isqrt(positions), device, dtype)
+        ],
     ]
 
 
 def convolutions(width: int, rank: int, images: int, side: int, device: torch.device, dtype: torch.dtype) -> list[Case]:
-    """Those of 3 x 3 from a stage's projections to its full width."""
+    """Those of 3 x 3 from so many channels to a stage's full width."""
 
     def make(*shape: int) -> Tensor:
         return torch.randn(shape, device=device, dtype=dtype).permute(0, 3, 1, 2)  # channels last in memory
@@ -123,18 +131,20 @@ def convolutions(width: int, rank: int, images: int, side: int, device: torch.de
     forth, back, same = (weight, 1, 1), (weight, side, side, 1, 1), (3, 3, 1, 1)
     moved = (x.numel() + y.numel() + weight.numel()) * x.itemsize
     return [
-        Case("narrow_conv", lambda: narrow_conv(x, *forth), moved, lambda: _conv_moments(x, *forth)),
+        Case("narrow_conv", lambda: narrow_conv(x, *forth), moved, lambda: _conv_moments(x, *forth), rank),
         Case(
             "narrow_conv_weight",
             lambda: narrow_conv_weight(x, y, *same),
             moved,
             lambda: conv_reference.narrow_conv_weight(x, y, *same),
+            rank,
         ),
         Case(
             "narrow_conv_input",
             lambda: narrow_conv_input(y, *back),
             moved,
             lambda: conv_reference.narrow_conv_input(y, *back),
+            rank,
         ),
     ]
 

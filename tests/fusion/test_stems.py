@@ -37,7 +37,7 @@ def test_it_trains_as_before(options: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     "stem",
     [
-        nn.Conv2d(33, 8, 3),  # as fast without us
+        nn.Conv2d(65, 8, 3),  # as fast without us
         nn.Conv2d(4, 8, 3, groups=2),
         nn.Conv2d(3, 8, 3, dilation=2),
         nn.Conv2d(3, 8, (3, 1), padding=(1, 0)),

@@ -1,4 +1,4 @@
-"""Ordinary convolutions of few channels, as at the bottom of a network, that hand their output to a batch norm."""
+"""Ordinary convolutions of few channels, as in a network's first layers, that hand their output to a batch norm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pcn.fusion.handed import Handed
 from pcn.fusion.layers import Use
 from pcn.fusion.standin import full
 from pcn.kernels import narrow_conv
-from pcn.kernels.conv_reference import NARROW
+
+MOST = 64  # channels: with more, no kernel of ours is faster than PyTorch's and a pass for the moments
 
 
 class HandingConv2d(nn.Conv2d):
@@ -33,7 +34,7 @@ STEMS: dict[type[nn.Module], type[HandingConv2d]] = {nn.Conv2d: HandingConv2d}
 
 def is_stem(module: nn.Module) -> bool:
     """Whether there is a kernel for a convolution, and it is made for as few channels."""
-    if type(module) is not nn.Conv2d or module.in_channels > NARROW or isinstance(module.padding, str):
+    if type(module) is not nn.Conv2d or module.in_channels > MOST or isinstance(module.padding, str):
         return False
     alike = len(set(module.stride)) == len(set(module.padding)) == 1 and set(module.dilation) == {1}
     return alike and module.groups == 1 and module.padding_mode == "zeros"
