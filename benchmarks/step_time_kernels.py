@@ -86,7 +86,7 @@ def cases(
     none = (None, None)
     read = (
         (rank, 3, width) if width == STAGES[0][0] else (rank,)
-    )  # by convolutions; in the first stage ordinary ones too
+    )  # the first stage has ordinary convolutions too
     return [
         Case("batch_moments", lambda: batch_moments(z), wide),
         Case("add_moments", lambda: add_moments(z, s), 3 * wide),

@@ -69,6 +69,7 @@ def convolutions(x: Tensor, weight: Tensor, d_y: Tensor, stride: int, padding: i
     from pcn.kernels import conv_launches
     from pcn.kernels.conv_kernel import convolve
     from pcn.kernels.conv_reference import geometry_of
+    from pcn.kernels.conv_shift_kernel import convolve_shifted
     from pcn.kernels.conv_weight_kernel import weight_gradient
     from pcn.kernels.launch import STOCK
 
@@ -86,6 +87,8 @@ def convolutions(x: Tensor, weight: Tensor, d_y: Tensor, stride: int, padding: i
 
     def backward(launch: Any) -> list[Tensor]:
         assert back is not None
+        if launch.shifted:
+            return [convolve_shifted(coming, filters, back, launch).permute(0, 3, 1, 2)]
         d_x, *_ = convolve(coming, filters, back, launch, moments=False, reversed=True)
         return [d_x.permute(0, 3, 1, 2)]
 

@@ -11,7 +11,14 @@ import pytest
 
 triton = pytest.importorskip("triton")
 
-from pcn.kernels import conv_kernel, conv_weight_kernel, moments_kernel, norm_backward_kernel, norm_kernel  # noqa: E402
+from pcn.kernels import (  # noqa: E402
+    conv_kernel,
+    conv_shift_kernel,
+    conv_weight_kernel,
+    moments_kernel,
+    norm_backward_kernel,
+    norm_kernel,
+)
 from pcn.kernels.conv_reference import Geometry  # noqa: E402
 
 HOPPER = 90
@@ -36,6 +43,10 @@ KERNELS = {
     "convolution back": (
         conv_kernel.pcn_conv,
         CONV | {"channels": 64, "filters": 16, "MOMENTS": False, "KEPT": False, "COLUMNS": 16, "DEPTH": 64},
+    ),
+    "convolution back, shifted": (
+        conv_shift_kernel.pcn_conv_shift,
+        CONV | {"channels": 64, "filters": 16, "COLUMNS": 16, "DEPTH": 64, "ROWS": 128, "STAGES": 3},
     ),
     "convolution's weight": (conv_weight_kernel.pcn_conv_weight, CONV | {"CHUNKS": 1}),
     "convolution's weight in groups": (

@@ -43,6 +43,12 @@ BACK = [
     Launch(128, 64, 4, 2, depth=64, per_processor=4),
     Launch(128, 64, 4, 2, depth=64, per_processor=4, near=True),
 ]
+SHIFTED = [
+    Launch(128, 64, 4, 3, depth=64, per_processor=2, shifted=True),
+    Launch(128, 64, 8, 3, depth=64, per_processor=2, shifted=True),
+    Launch(64, 64, 4, 3, depth=64, per_processor=3, shifted=True),
+    Launch(128, 64, 8, 4, depth=32, per_processor=2, shifted=True),
+]
 WEIGHT = [  # always with tiles read ahead: Triton 3.6 goes wrong in the last, smaller product otherwise
     Launch(64, 64, 4, 3, depth=128, per_processor=2),
     Launch(64, 64, 4, 2, depth=128, per_processor=4),
@@ -68,7 +74,10 @@ def weight_launches(geometry: Geometry, x: Tensor) -> list[Launch]:
 def input_launches(geometry: Geometry, x: Tensor) -> list[Launch]:
     """Ways to find the images' gradient, the usual one first."""
     back = backwards(geometry)
-    return [STOCK] if back is None else _with_stock(BACK + (BACK_KEPT if _keeps(back) else []), back, x)
+    if back is None:
+        return [STOCK]
+    shifted = [launch for launch in SHIFTED if _shifts(launch, back)]
+    return _with_stock(BACK + (BACK_KEPT if _keeps(back) else []) + shifted, back, x)
 
 
 def backwards(geometry: Geometry) -> Geometry | None:
@@ -83,6 +92,21 @@ def backwards(geometry: Geometry) -> Geometry | None:
         filters=geometry.channels,
         padding=padding,
     )
+
+
+def shared_depth(launch: Launch, geometry: Geometry) -> int:
+    """How many channels are multiplied at once where a chunk has those of one position alone.
+
+    >>> shared_depth(Launch(64, 64, depth=64), Geometry(32, 32, 96, 64, 3, 3, 1, 1))
+    32
+    """
+    return min(geometry.channels & -geometry.channels, launch.depth)
+
+
+def _shifts(launch: Launch, geometry: Geometry) -> bool:
+    """Whether tiles are whole rows of images that stay as large as they are."""
+    same = (geometry.out_height, geometry.out_width) == (geometry.height, geometry.width)
+    return same and launch.rows % geometry.width == 0 and shared_depth(launch, geometry) >= 16
 
 
 def _with_stock(ours: list[Launch], geometry: Geometry, x: Tensor) -> list[Launch]:

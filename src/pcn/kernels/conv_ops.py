@@ -91,6 +91,7 @@ def narrow_conv_input(d_y: Tensor, weight: Tensor, height: int, width: int, stri
         return reference.narrow_conv_input(d_y, weight, *given)
     from pcn.kernels.conv_kernel import convolve
     from pcn.kernels.conv_launches import backwards, input_launches
+    from pcn.kernels.conv_shift_kernel import convolve_shifted
 
     d_y, weight = channels_last(d_y), channels_last(weight)
     geometry = geometry_of((len(d_y), weight.shape[1], height, width), weight.shape, stride, padding)
@@ -99,6 +100,8 @@ def narrow_conv_input(d_y: Tensor, weight: Tensor, height: int, width: int, stri
     def run(launch: Launch) -> Tensor:
         if launch == STOCK or back is None:
             return reference.narrow_conv_input(d_y, weight, *given)
+        if launch.shifted:
+            return convolve_shifted(_last(d_y), _last(weight), back, launch).permute(0, 3, 1, 2)
         d_x, *_ = convolve(_last(d_y), _last(weight), back, launch, moments=False, reversed=True)
         return d_x.permute(0, 3, 1, 2)
 

@@ -28,7 +28,7 @@ class Launch:
     """One way to run a kernel: rows and columns of a tile, warps of a program, stages of its loads.
 
     Convolutions have more to choose: how much of a patch is multiplied at once, programs of one processor, whether a
-    weight stays on the chip, and whether patches are read by way of L1.
+    weight stays on the chip, whether patches are read by way of L1, and whether products are shifted in place of them.
     """
 
     rows: int
@@ -39,6 +39,7 @@ class Launch:
     per_processor: int = 0
     kept: bool = False
     near: bool = False
+    shifted: bool = False
 
 
 STOCK = Launch(rows=0, columns=0, warps=0, stages=0)  # none of our kernels: what PyTorch has for the same
