@@ -72,12 +72,14 @@ def pcn_conv_shift(
                 factor = tl.load(weight + at, inside[None, :], 0.0)
                 added += (multiply(tile, factor, products[right], PRECISION),)
             products = added
-        total = products[padding]
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for right in tl.static_range(kernel_width):
-            if right != padding:
-                source = column + (right - padding)
-                index = tl.minimum(tl.maximum(local + (right - padding), 0), ROWS - 1)
+            aside = right - padding
+            if aside == 0:
+                total += products[right]
+            else:
+                index = tl.minimum(tl.maximum(local + aside, 0), ROWS - 1)
                 moved = tl.gather(products[right], tl.broadcast_to(index[:, None], (ROWS, COLUMNS)), 0)
-                total += tl.where(((source >= 0) & (source < width))[:, None], moved, 0.0)
+                total += tl.where(((column + aside >= 0) & (column + aside < width))[:, None], moved, 0.0)
         to = d_x + offset_of(begin, filters) + (local[:, None] * filters + filter)
         tl.store(to, total.to(d_x.dtype.element_ty), there[:, None] & inside)
