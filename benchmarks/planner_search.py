@@ -72,6 +72,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "precondition 1, decay 5e-4, taylor": {**WHITENED, "worth": "taylor", "weight_decay": 5e-4},
     "precondition 1, switch after 1, taylor": {**WHITENED, "worth": "taylor", "switch_at": "1"},
     "precondition 1, switch after 4, taylor": {**WHITENED, "worth": "taylor", "switch_at": "4"},
+    "precondition 1, dropped part kept, frozen, taylor": {**WHITENED, "worth": "taylor", "keep_dropped": True},
     "precondition 1, drops channels": {**WHITENED, "drop_channels": True},
     "fades over 1 epoch": {"fade_epochs": 1.0},
     "fades over 3 epochs": {"fade_epochs": 3.0},
@@ -99,6 +100,7 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 PROMISING = (  # to be tried first
     "precondition 1, taylor",
+    "precondition 1, dropped part kept, frozen, taylor",
     "precondition 1, balanced basis, taylor",
     "precondition 1, balanced basis",
     "precondition 1, divergence",
