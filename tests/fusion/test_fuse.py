@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import pcn
 from fusion.networks import IMAGES, NETWORKS, Dense, Residual, transformed
-from pcn.fusion import FORMS, fuse_, plain, switch, unfuse_
+from pcn.fusion import FORMS, choose_forms, fuse_, plain, switch, unfuse_
 from pcn.nn import PCConv2d, PCLinear
 
 names = pytest.mark.parametrize("name", NETWORKS)
@@ -312,6 +312,25 @@ def test_trained_bases_groups_and_offsets_keep_their_own_code() -> None:
         (chain,) = fuse_(model, batch).chains
         assert not chain.readers
         assert_same(model, twin, batch)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_that_keep_what_was_dropped(form: Any) -> None:
+    """They read the full width, and can be multiplied out."""
+    layers = [PCConv2d(4, 5, 3, rank=2, padding=1, offset=True), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten()]
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *layers, PCLinear(125, 4, 3, offset=True)
+    ).double()
+    for layer in (model[3], model[7]):
+        nn.init.uniform_(layer.mean)
+        nn.init.normal_(layer.offset_weight)
+    twin, batch = copy.deepcopy(model), torch.randn(3, 3, 7, 7, dtype=torch.float64)
+    fusion = fuse_(model, batch, forms=form)
+    assert fusion.chains[0].readers == ()
+    assert set(fusion.forms.values()) == {"factored" if form == "fused" else form}
+    for training in (True, False):
+        assert_same(model.train(training), twin.train(training), batch)
+    assert set(choose_forms(model, batch)) == {"3", "7"}
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -3,8 +3,8 @@
 from pcn.fusion.choose import choose_forms
 from pcn.fusion.fastest import fastest_forms
 from pcn.fusion.find import Found
-from pcn.fusion.fuse import FORMS, Fusion, fuse_, unfuse_
-from pcn.fusion.layers import Form
+from pcn.fusion.fuse import Fusion, fuse_, unfuse_
+from pcn.fusion.layers import FORMS, Form
 from pcn.fusion.switch import plain
 
 __all__ = ["FORMS", "Form", "Found", "Fusion", "choose_forms", "fastest_forms", "fuse_", "plain", "unfuse_"]

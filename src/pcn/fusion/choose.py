@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from pcn.errors import ConfigError
 from pcn.example import Example, device_of
 from pcn.fusion.find import Found, Search, find_chains
-from pcn.fusion.fuse import FORMS, attach_, layers_with_forms, unfuse_
-from pcn.fusion.layers import Form
+from pcn.fusion.fuse import attach_, layers_with_forms, unfuse_
+from pcn.fusion.layers import FORMS, Form, forms_of
 from pcn.layers import unwrap
 from pcn.nn import PCModule
 from pcn.planner.kept import Kept
@@ -81,7 +81,8 @@ class _Place:
 
 def _fastest(place: _Place, like: Tensor, among: Sequence[Form]) -> Form:
     """The fastest form of one layer, together with the batch norms around it."""
-    forms = [form for form in among if form != "fused" or place.before is not None] or ["factored"]
+    possible = [form for form in forms_of(place.layer) if form != "fused" or place.before is not None]
+    forms = [form for form in among if form in possible] or ["factored"]
     if len(forms) == 1:
         return forms[0]
     return min(forms, key=lambda form: time_s(place.part(form), like))

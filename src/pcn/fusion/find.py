@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pcn.fusion.capture import graphs
 from pcn.fusion.hooks import hooked
-from pcn.fusion.layers import LAYERS, Form, FusedConv, multiplies_out
+from pcn.fusion.layers import LAYERS, Form, FusedConv, forms_of
 from pcn.fusion.norms import NORMS
 from pcn.fusion.stems import is_stem
 from pcn.graph.trace import caller, shapes
@@ -187,7 +187,7 @@ class _Finder:
         layer = self.modules[name]
         assert isinstance(layer, PCModule)
         reads_it_alone = self.calls[name] == {relu}
-        kind = type(layer) in LAYERS and multiplies_out(layer) and not hooked(layer)
+        kind = type(layer) in LAYERS and "fused" in forms_of(layer) and not hooked(layer)
         channels_match = layer.basis.shape[0] == shapes(relu)[0][1] and (
             layer.weight.dim() == len(shapes(relu)[0])  # a linear layer on images reads another dimension
         )

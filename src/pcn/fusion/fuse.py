@@ -20,13 +20,11 @@ from pcn.example import Example, device_of
 from pcn.fusion.chain import Chain
 from pcn.fusion.find import Found, Search, find_chains
 from pcn.fusion.hooks import hooked
-from pcn.fusion.layers import LAYERS, Form, FusedLayer, Use, multiplies_out
+from pcn.fusion.layers import FORMS, LAYERS, Form, FusedLayer, Use, forms_of
 from pcn.fusion.norms import NORMS, FusedNorm
 from pcn.fusion.stems import STEMS, HandingConv2d
 from pcn.layers import unwrap
 from pcn.nn import PCModule
-
-FORMS: tuple[Form, ...] = ("fused", "factored", "folded")
 
 
 @dataclass(frozen=True)
@@ -117,9 +115,7 @@ def layers_with_forms(model: nn.Module) -> dict[str, PCModule]:
     """The layers that can run in more than their own way: plain ones, without hooks."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, PCModule)}
     return {
-        name: layer
-        for name, layer in layers.items()
-        if type(layer) in LAYERS and multiplies_out(layer) and not hooked(layer)
+        name: layer for name, layer in layers.items() if type(layer) in LAYERS and forms_of(layer) and not hooked(layer)
     }
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pcn.fusion.norms import FusedNorm
 
 Form = Literal["fused", "factored", "folded"]
+FORMS: tuple[Form, ...] = ("fused", "factored", "folded")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +48,10 @@ class FusedLayer(PCModule):
             if projected is not None:
                 return self._from_projected(projected)
             x = x.tensor()
-        if not switched_on() or not multiplies_out(self):
-            return super().forward(x)  # type: ignore[no-any-return]
-        return self._folded(x) if self.use.form == "folded" else self._from_projected(self._project(x))
+        possible = forms_of(self) if switched_on() else ()
+        if self.use.form == "folded" and "folded" in possible:
+            return self._folded(x)
+        return self._from_projected(self._project(x)) if "fused" in possible else super().forward(x)
 
     def _load_from_state_dict(self, *arguments: Any, **keywords: Any) -> None:
         before = self.basis.detach().clone(), self.mean.detach().clone()
@@ -75,11 +77,12 @@ class FusedLayer(PCModule):
         return self.constant().to(compute_dtype(x))
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
-        """V W~ Uᵀ, with the channels last in memory."""
+        """V W~ Uᵀ, and what is kept beside it, with the channels last in memory."""
         weight = self.weight.to(dtype).movedim(1, -1)
         if self.output_basis is not None:
             weight = (self.output_basis.to(dtype) @ weight.flatten(1)).unflatten(1, weight.shape[1:])
-        return (weight @ self.basis.to(dtype).T).movedim(-1, 1)
+        dense = (weight @ self.basis.to(dtype).T).movedim(-1, 1)
+        return dense if self.offset_weight is None else dense + self.offset_weight.to(dtype)
 
 
 class FusedConv(FusedLayer):
@@ -96,6 +99,9 @@ class FusedConv(FusedLayer):
         response = (weight * centre[:, None]).sum((1, 2))
         if self.output_basis is not None:
             response = (self.output_basis.to(dtype).to(wide) * response).sum(1)
+        if self.offset_weight is not None:
+            kept = self.offset_weight.to(dtype).to(wide).flatten(2)
+            response = response + (kept * self.mean.to(wide)[:, None]).sum((1, 2))
         return self.bias.to(wide) - response
 
     def _project(self, x: Tensor) -> Tensor:
@@ -189,6 +195,11 @@ LAYERS: dict[type[nn.Module], type[FusedLayer]] = {
 }
 
 
-def multiplies_out(layer: PCModule) -> bool:
-    """Whether a layer is V W~ Uᵀ alone: with groups, a trained basis or an offset it is not."""
-    return layer.offset_weight is None and not layer.train_basis and layer.groups == 1
+def forms_of(layer: PCModule) -> tuple[Form, ...]:
+    """How a layer can run; with groups or a trained basis only in its own way.
+
+    What is kept of a dropped part reads the full width, so there is no projection to wait for.
+    """
+    if layer.train_basis or layer.groups > 1:
+        return ()
+    return FORMS if layer.offset_weight is None else ("factored", "folded")
