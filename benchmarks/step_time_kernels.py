@@ -84,9 +84,7 @@ def cases(
     wide, narrow = z.numel() * z.itemsize, d_p.numel() * d_p.itemsize
     y = torch.relu(z)
     none = (None, None)
-    read = (
-        (rank, 3, width) if width == STAGES[0][0] else (rank,)
-    )  # the first stage has ordinary convolutions too
+    read = (rank, 3, width) if width == STAGES[0][0] else (rank,)  # the first stage has ordinary convolutions too
     return [
         Case("batch_moments", lambda: batch_moments(z), wide),
         Case("add_moments", lambda: add_moments(z, s), 3 * wide),

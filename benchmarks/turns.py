@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -79,10 +80,11 @@ def _start(work: Callable[..., None], label: str, arguments: tuple[Any, ...]) ->
 
 
 def _let_go_on(workers: list[_Worker]) -> list[_Worker]:
-    chosen = [worker for worker in workers if worker.waits_for == "alone"][:1] or workers
+    chosen = [worker for worker in workers if worker.waits_for == "alone"][:1] or list(workers)
     for worker in chosen:
         worker.waits_for, worker.since = None, time.monotonic()
-        worker.connection.send("go on")
+        with suppress(ConnectionError):  # of one that has ended, which shows when it is listened to
+            worker.connection.send("go on")
     return chosen
 
 

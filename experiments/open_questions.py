@@ -110,7 +110,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--networks", nargs="+", choices=ARMS, default=tuple(ARMS), metavar="NAME")
     parser.add_argument("--arms", nargs="+", choices=CHANGES, default=tuple(CHANGES), metavar="ARM")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
-    parser.add_argument("--epochs", type=int, help="in place of 20")
+    parser.add_argument("--epochs", type=int, help="in place of the usual number")
     parser.add_argument("--work", type=Path, default=Path("runs/open_questions"), help="folder for checkpoints")
     add_run_arguments(parser)
     return parser

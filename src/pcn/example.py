@@ -79,13 +79,18 @@ class Example:
     def with_inputs(self, inputs: Any) -> Example:
         return replace(self, inputs=inputs)
 
+    @property
+    def samples(self) -> int:
+        """How many samples there are: the first size of the first tensor."""
+        return next((leaf.shape[0] for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor) and leaf.ndim), 0)
+
     def with_samples(self, count: int) -> Example:
         """The same call with another number of samples, repeated where there are too few.
 
         >>> Example.of(torch.ones(2, 3)).with_samples(5).inputs.shape
         torch.Size([5, 3])
         """
-        batch = next((leaf.shape[0] for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor) and leaf.ndim), 0)
+        batch = self.samples
 
         def resized(tensor: Tensor) -> Tensor:
             if not batch or not tensor.ndim or tensor.shape[0] != batch:

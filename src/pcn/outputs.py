@@ -17,4 +17,9 @@ def logits_of(output: Any, instead: str) -> Tensor:
         raise ConfigError(
             f"the model puts out {type(output).__name__}, which holds no logits: give {instead}=... yourself"
         )
+    if found.dim() > 3 or found.shape[-1] < 2:
+        raise ConfigError(
+            f"the model puts out shape {tuple(found.shape)}: not the logits of two classes or more for each sample or "
+            f"token; give {instead}=... yourself"
+        )
     return found

@@ -23,33 +23,45 @@ def measured(connection: Connection, folder: Path, name: str, ends: str) -> None
 
     os.setsid()
     turn = Turn(connection)
+    if ends == "dies waiting":
+        connection.send({"turn": "alone"})
+        os._exit(4)
     for part in (1, 2):
         turn.alone()
         (folder / name).touch()
         time.sleep(0.05)
-        connection.send({"name": name, "part": part, "there": sorted(path.name for path in folder.iterdir())})
+        connection.send(
+            {"name": name, "part": part, "there": [path.name for path in folder.iterdir() if len(path.name) == 1]}
+        )
         (folder / name).unlink()
         if ends == "dies":
             os._exit(3)
         if ends == "hangs":
             time.sleep(60)
         turn.together()
+        (folder / f"{name}{part}").touch()
+        deadline = time.monotonic() + 5
+        while not all((folder / f"{other}{part}").exists() for other in "ad") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        connection.send({"met": all((folder / f"{other}{part}").exists() for other in "ad")})
 
 
 def test_nobody_is_disturbed_and_whoever_fails_costs_no_other(tmp_path: Path) -> None:
     from turns import in_turns
 
-    ends = {"a": "well", "b": "dies", "c": "hangs", "d": "well"}
+    ends = {"a": "well", "b": "dies", "c": "hangs", "d": "well", "e": "dies waiting"}
     jobs = [(name, (tmp_path, name, how)) for name, how in ends.items()]
     began = time.monotonic()
     reports = list(in_turns(measured, jobs, 8.0, began + 60.0))
     assert time.monotonic() - began < 60
     seen = [report for _, report in reports if "there" in report]
-    assert all(len(report["there"]) == 1 or report["there"] == sorted({"b", report["name"]}) for report in seen)
+    assert all(report["there"] == [report["name"]] for report in seen)
+    assert [report["met"] for _, report in reports if "met" in report] == [True] * 4
     assert [(r["name"], r["part"]) for r in seen if r["name"] in "ad"] == [("a", 1), ("d", 1), ("a", 2), ("d", 2)]
     failed = [report["failed"] for _, report in reports if "failed" in report]
-    assert failed[0] == "b: ended with 3"
-    assert failed[1].startswith("c: stopped after")
+    assert "b: ended with 3" in failed
+    assert "e: ended with 4" in failed
+    assert [text for text in failed if text.startswith("c: stopped after")]
 
 
 def test_nothing_goes_on_after_the_end_of_the_time(tmp_path: Path) -> None:

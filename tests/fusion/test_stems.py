@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import pcn
 from fusion.test_fuse import assert_same
 from pcn.fusion import fuse_
 from pcn.fusion.fuse import unfuse_
@@ -63,6 +64,28 @@ def test_a_hook_sees_the_output_and_one_from_before_keeps_the_layer_as_it_is() -
     torch.testing.assert_close(seen[0], twin[0](BATCH))
     assert [chain.source for chain in fuse_(model, BATCH).chains] == [None]
     hook.remove()
+
+
+def test_a_fused_model_is_analysed_planned_and_cut_as_before() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
+    ).double()
+    twin = copy.deepcopy(model)
+    fuse_(model, BATCH)
+    plans = []
+    for each in (model, twin):
+        stats = pcn.analyze(each, [BATCH])
+        plans.append(pcn.make_plan(each, stats, pcn.PCNConfig(rank=4, exclude=("0",))).apply_(each, stats))
+    assert plans[0].layers == plans[1].layers
+    assert [layer.name for layer in plans[0].transformed] == ["3"]
+    assert_same(model, twin, BATCH)
+
+
+def test_inputs_that_pytorch_refuses_are_refused_as_by_pytorch() -> None:
+    model = network(nn.Conv2d(3, 8, 3)).float()
+    fuse_(model, BATCH.float())
+    with pytest.raises(RuntimeError, match="should be the same"):
+        model(BATCH)
 
 
 def test_an_output_that_is_read_twice_is_not_handed_over() -> None:

@@ -100,6 +100,9 @@ def test_every_launch_computes_the_same(call: Run, sizes: Sizes, dtype: torch.dt
     y, d_x, d_weight = exact(x, weight, stride, padding, d_y)
     found = call(interpreted.convolutions, x, weight, d_y, stride, padding)
     assert all(found.values())
+    from pcn.kernels.conv_launches import input_launches
+
+    assert any(launch.shifted for launch in input_launches(geometry, x)) == (sizes[3] in (4, 8))
     for one, mean, variance in found["forward"]:
         close(one, y, dtype)
         torch.testing.assert_close((mean, variance), batch_moments(as_rows(one)), rtol=1e-4, atol=1e-5)
@@ -239,7 +242,8 @@ def test_what_pytorch_has_is_remembered_like_a_launch(tmp_path: Any) -> None:
     kept.save(tmp_path / "launches.json")
     fresh.load(tmp_path / "launches.json")
     assert fresh.found == kept.found
-    assert fresh.launch("a", [Launch(16, 16)], lambda launch: launch == STOCK)
+    assert fresh.launch("a", [Launch(16, 16), STOCK], lambda launch: launch == STOCK)
+    assert not fresh.launch("a", [Launch(16, 16)], lambda launch: launch == STOCK)  # no longer among the candidates
 
 
 def test_images_that_do_not_fit_are_named() -> None:

@@ -159,6 +159,64 @@ def test_without_a_loss_of_ones_own_labels_are_those_that_the_model_predicts() -
         assert torch.equal(found.gradient_moments(name), expected.gradient_moments(name))
 
 
+def test_how_samples_are_cut_into_batches_does_not_matter() -> None:
+    model, inputs = Mlp(), vectors(60)
+    whole, *others = (pcn.analyze(model, inputs.split(size), gradients=True) for size in (60, 16, 1))
+    for stats in others:
+        for name in whole.layers:
+            torch.testing.assert_close(stats.gradient_moments(name), whole.gradient_moments(name), rtol=1e-4, atol=0)
+
+
+def test_what_is_written_in_place_later_changes_no_gradient() -> None:
+    class Writes(nn.Module):
+        def __init__(self, inplace: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+            self.relu = nn.ReLU(inplace)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            y = self.second(h)
+            return self.last(y + self.relu(h))
+
+    batch = torch.randn(20, 6)
+    found, expected = (
+        pcn.analyze(Writes(inplace).requires_grad_(False), [batch], gradients=True) for inplace in (True, False)
+    )
+    assert expected.gradient_moments("second").norm() > 0
+    torch.testing.assert_close(found.gradient_moments("second"), expected.gradient_moments("second"))
+
+
+def test_tokens_that_are_folded_into_the_batch_are_no_samples() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.each, self.all = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.all(self.each(x.flatten(0, 1)).relu().unflatten(0, x.shape[:2]).mean(1))
+
+    short, long = (torch.ones(8, length, 4) for length in (2, 60))
+    found, expected = (pcn.analyze(Tokens(), [batch], gradients=True) for batch in (long, short))
+    torch.testing.assert_close(found.gradient_moments("all"), expected.gradient_moments("all"))
+
+
+@pytest.mark.parametrize("outputs", [nn.Linear(6, 1), nn.Sequential(nn.Linear(6, 24), nn.Unflatten(1, (2, 3, 4)))])
+def test_what_is_no_classifier_wants_a_loss_of_its_own(outputs: nn.Module) -> None:
+    with pytest.raises(ConfigError, match="two classes or more"):
+        pcn.analyze(nn.Sequential(nn.Linear(6, 6), outputs), [torch.randn(20, 6)], gradients=True)
+
+
+def test_inference_mode_is_left_first() -> None:
+    with torch.inference_mode(), pytest.raises(ConfigError, match="leave it"):
+        pcn.analyze(Mlp(), [vectors(30)], gradients=True)
+    with torch.inference_mode():
+        batch = vectors(30)
+    assert pcn.analyze(Mlp(), [batch], gradients=True).gradients
+
+
 def test_statistics_without_them_say_how_to_get_them() -> None:
     model = Mlp()
     stats = pcn.analyze(model, [vectors(30)])

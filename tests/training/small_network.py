@@ -1,6 +1,7 @@
 """A network with everything whose state could get lost: batch norm, dropout, a convolution and a wide linear layer."""
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from pcn.models.cifar_resnet import CIFARResNet
 
@@ -33,3 +34,16 @@ def without_layers() -> nn.Sequential:
     first, second = nn.Linear(64, 64), nn.Linear(64, 64)
     second.weight = first.weight
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second)
+
+
+class Looking(nn.Module):
+    """Looks at memory, as many a network does, and has a weight that no layout is for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1)
+        self.fc = nn.Linear(8 * 64, 64)
+        self.scale = nn.Parameter(torch.ones(1, 8, 1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc((self.second(self.first(x)).relu() * self.scale[..., 0]).view(len(x), 8 * 64))

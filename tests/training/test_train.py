@@ -356,3 +356,12 @@ def test_a_run_with_a_measured_budget_goes_on_with_what_it_measured(
         again = Trainer(settings, data, folder)
         assert again.switch is not None
         assert again.switch.measured == measured
+
+
+def test_a_model_that_looks_at_memory_trains_in_the_usual_layout() -> None:
+    settings = Settings(model="small_network:Looking", epochs=2, batch=64, switch_at="1", rank="0.1", measure_every=0)
+    trainer = Trainer(settings, load_data(settings, torch.device("cpu"), torch.float32))
+    with pytest.warns(UserWarning, match="reshape takes what"):
+        result = trainer.run()
+    assert result is not None
+    assert result["switch_epoch"] == 1

@@ -8,6 +8,8 @@ from pcn.fusion.handed import Handed
 from pcn.fusion.layers import Use
 from pcn.fusion.standin import full
 from pcn.kernels import narrow_conv
+from pcn.layers import CONVOLUTIONS, TYPE_OF
+from pcn.nn.functional import compute_dtype
 
 MOST = 64  # channels: with more, no kernel of ours is faster than PyTorch's and a pass for the moments
 
@@ -19,7 +21,7 @@ class HandingConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         x = full(input)
-        if self.use.norm is None or not self.use.norm.takes_from(self, x):
+        if self.use.norm is None or not self._suits(x) or not self.use.norm.takes_from(self, x):
             return super().forward(x)
         product, *moments = narrow_conv(x, self.weight, self.stride[0], int(self.padding[0]))
         return Handed(product, self, tuple(moments))  # type: ignore[return-value]
@@ -28,8 +30,13 @@ class HandingConv2d(nn.Conv2d):
         """What is added at every position."""
         return self.bias
 
+    def _suits(self, x: Tensor) -> bool:
+        """Whether PyTorch would take this input: of anything else it says what is wrong."""
+        return x.dim() == 4 and compute_dtype(x) == compute_dtype(self.weight)
+
 
 STEMS: dict[type[nn.Module], type[HandingConv2d]] = {nn.Conv2d: HandingConv2d}
+TYPE_OF[HandingConv2d] = CONVOLUTIONS[nn.Conv2d]  # for everybody else it is the layer that it was
 
 
 def is_stem(module: nn.Module) -> bool:

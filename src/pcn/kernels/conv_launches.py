@@ -8,10 +8,11 @@ import torch
 import triton
 from torch import Tensor
 
-from pcn.kernels.conv_reference import NARROW, Geometry
+from pcn.kernels.conv_reference import Geometry
 from pcn.kernels.launch import STOCK, Launch, programs
 from pcn.kernels.tiles import precision
 
+NARROW = 32  # channels up to which our kernels are the usual ones
 LARGEST_KEPT = 18432  # numbers of a weight's tile that stays on the chip
 LONGEST_AHEAD = 160  # numbers of a patch of which tiles are read ahead as a whole
 OFFSETS = 2**31  # within a tile: they have 32 bits

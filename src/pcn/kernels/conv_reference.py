@@ -17,8 +17,6 @@ from pcn.errors import ConfigError
 from pcn.kernels.reference import batch_moments
 from pcn.kernels.rows import as_rows
 
-NARROW = 32  # channels up to which our kernels are the usual ones
-
 
 class Geometry(NamedTuple):
     """The sizes of a convolution, without the number of images."""

@@ -60,13 +60,15 @@ class Choices:
             return run(next((launch for launch in candidates if launch != STOCK), STOCK))
         with torch.cuda.device(device):  # where Triton launches
             key = f"{torch.cuda.get_device_name(device)} {key}"
-            if self.tuning and key not in self.found and not torch.cuda.is_current_stream_capturing():
+            known = self.found.get(key) in candidates  # a file may hold one that is no longer among them
+            if self.tuning and not known and not torch.cuda.is_current_stream_capturing():
                 self.found[key] = min(candidates, key=lambda launch: _time_ms(run, launch))
             return self.launch(key, candidates, run)
 
     def launch(self, key: str, candidates: Sequence[Launch], run: Run[Result]) -> Result:
         """Run the launch that was found, or the usual one; where the device has too little for it, the next one."""
-        first = self.found.get(key, candidates[0])
+        found = self.found.get(key)
+        first = next((launch for launch in candidates if launch == found), candidates[0])
         others = [launch for launch in candidates if launch != first]
         if not others:
             return run(first)

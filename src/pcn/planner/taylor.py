@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from pcn.errors import StatisticsError
-from pcn.gradients import Loss, Reads, predicted_loss
+from pcn.example import Example
+from pcn.gradients import Loss, Reads, predicted_losses
 from pcn.inputs import as_vectors
 from pcn.layers import layer_type
 from pcn.planner.values import Values, added_up, directions_of, forward_of
@@ -33,11 +33,12 @@ class Taylor:
 
     def __call__(self, model: nn.Module, stats: Statistics, layers: Sequence[str], batches: Iterable[Any]) -> Values:
         sums = {name: _Sum(model, stats, name) for name in layers}
-        loss = self.loss or partial(predicted_loss, forward=forward_of(stats))
+        forward = forward_of(stats)
+        loss = self.loss or predicted_losses(forward)
         samples = 0
         with untouched(model, eval_mode=True):
             for batch in batches:
-                reads = Reads(model, sums)
+                reads = Reads(model, sums, Example.of(batch, forward).samples)
                 with reads.watching():
                     value = loss(model, batch)
                 for name, x, gradient in reads.gradients(value):

@@ -71,8 +71,8 @@ def _switch(metrics: Sequence[Record]) -> Record | None:
     switch = next((record for record in metrics if record["event"] == "switch"), None)
     if switch is None:
         return None
-    epochs = _epochs(metrics)
-    before = [record["validation_accuracy"] for record in epochs if record["epoch"] <= switch["epoch"]]
+    ends = [record for record in metrics if record["event"] in ("epoch", "branched")]
+    before = [record["validation_accuracy"] for record in ends if record["epoch"] <= switch["epoch"]]
     return {
         "at": _when(metrics, "switch"),
         "before": before[-1] if before else None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -11,7 +10,7 @@ from torch import nn
 from pcn.distributed.collectives import Ranks
 from pcn.errors import ConfigError, StatisticsError
 from pcn.example import Forward
-from pcn.gradients import Loss, predicted_loss
+from pcn.gradients import Loss, predicted_losses
 from pcn.layers import unwrap
 from pcn.statistics.choice import as_list, check_batches, check_numbers, check_same, choose_layers
 from pcn.statistics.collect import Collector, Sampling
@@ -49,7 +48,8 @@ def analyze(
     is 1 or the batches can be iterated only once.
 
     With ``gradients`` each batch goes back as well, from a classifier's loss on labels that it predicts itself, or from
-    a ``loss(model, batch)`` of one's own, the mean over the batch: ``basis="balanced"`` needs that.
+    a ``loss(model, batch)`` of one's own, the mean over the batch: ``basis="balanced"`` needs that. Gradients are taken
+    whole: ``pool`` and ``fraction`` are for inputs.
 
     With a process ``group`` every rank calls this with batches of its own (one may have none) and gets the statistics
     of all of them. Where one rank fails, all raise.
@@ -95,7 +95,7 @@ def analyze(
 
 def _loss(gradients: bool | Loss, forward: Forward | None) -> Loss | None:
     if isinstance(gradients, bool):
-        return partial(predicted_loss, forward=forward, instead="gradients") if gradients else None
+        return predicted_losses(forward, "gradients") if gradients else None
     if not callable(gradients):
         raise ConfigError(f"gradients={gradients!r}: give True, or a loss(model, batch) of your own")
     return gradients

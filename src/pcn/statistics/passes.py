@@ -61,7 +61,7 @@ class Passes:
                     with collector.watching():
                         example.call(self.model)
                 else:
-                    self._differentiate(collector, loss, batch)
+                    self._differentiate(collector, loss, batch, example.samples)
             collector.end_batch()
             if first is None:
                 first = example.with_inputs(tree_map_only(Tensor, torch.Tensor.detach, example.inputs))
@@ -69,8 +69,8 @@ class Passes:
         collector.check_finite()
         return first
 
-    def _differentiate(self, collector: Collector, loss: Loss, batch: Any) -> None:
-        reads = Reads(self.model, collector.differentiable)
+    def _differentiate(self, collector: Collector, loss: Loss, batch: Any, samples: int) -> None:
+        reads = Reads(self.model, collector.differentiable, samples)
         with collector.watching(), reads.watching():
             value = loss(self.model, batch)
         # The collector does not watch the way back, where a model with checkpoints calls its layers again.

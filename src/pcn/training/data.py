@@ -120,6 +120,32 @@ class ImageData:
             yield self.scale(pixels, self.dtype), labels
 
 
+@dataclass(frozen=True)
+class Contiguous:
+    """Data whose inputs lie in memory in the order of their sizes, where images have their channels last otherwise."""
+
+    of: Data
+
+    def steps(self, batch: int) -> int:
+        return self.of.steps(batch)
+
+    def epoch(self, number: int, *, batch: int, seed: int, start: int, share: Share) -> Iterator[Batch]:
+        return _in_order(self.of.epoch(number, batch=batch, seed=seed, start=start, share=share))
+
+    def validation(self, share: Share = ALONE) -> Iterator[Batch]:
+        return _in_order(self.of.validation(share))
+
+    def test(self, share: Share = ALONE) -> Iterator[Batch]:
+        return _in_order(self.of.test(share))
+
+    def calibration(self, count: int, share: Share = ALONE) -> Iterator[Tensor]:
+        return (inputs.contiguous() for inputs in self.of.calibration(count, share))
+
+
+def _in_order(batches: Iterator[Batch]) -> Iterator[Batch]:
+    return ((inputs.contiguous(), labels) for inputs, labels in batches)
+
+
 def epoch_seed(seed: int, number: int) -> int:
     """The seed of one epoch of a run.
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pcn.cost import count
 from pcn.errors import ConfigError
 from pcn.layers import transformable_layers
+from pcn.nn import PCConv2d
 from pcn.plan import Plan, get_plan
 from pcn.statistics import Statistics
 from pcn.switching import Switch
-from pcn.training.data import Again, Batch, Data
+from pcn.training.data import Again, Batch, Contiguous, Data
 from pcn.training.evaluation import accuracies_percent, accuracy_percent
 from pcn.training.fusing import check_kernels, fuse_layers_
 from pcn.training.keeping import Keeper
@@ -82,6 +84,7 @@ class Trainer:
         self.best: dict[str, Tensor] | None = None
         torch.manual_seed(settings.seed)
         random.seed(settings.seed)
+        self.channels_last = True
         self.model = build_model(settings).to(self.device)
         self._lay_out_()
         self.optimizer = make_optimizer(self.model, settings, graphed=self.graphed)
@@ -140,14 +143,30 @@ class Trainer:
     def _check_fits(self) -> None:
         """Run the model once before anything is written, so that what does not fit together shows at once."""
         inputs, _ = next(self.data.validation())
-        try:
-            with untouched(self.model, eval_mode=True), autocast(self.device):
-                self.model(inputs[:2])
-        except Exception as error:
+        if (error := self._failure(inputs)) is None:
+            return
+        self.channels_last = False
+        self._lay_out_()
+        if self._failure(inputs.contiguous()) is not None:
             shape = tuple(inputs.shape[1:])
             raise ConfigError(
                 f"{self.settings.model} does not take samples of {self.settings.data}, of shape {shape}: {error}"
             ) from error
+        warnings.warn(
+            f"{self.settings.model} does not take channels that are last in memory, so it trains more slowly without; "
+            f"Tensor.reshape takes what Tensor.view does not: {error}",
+            stacklevel=2,
+        )
+        self.data = Contiguous(self.data)
+
+    def _failure(self, inputs: Tensor) -> Exception | None:
+        """Run the model on two samples and return what it raises."""
+        try:
+            with untouched(self.model, eval_mode=True), autocast(self.device):
+                self.model(inputs[:2])
+        except Exception as error:
+            return error
+        return None
 
     @property
     def ended(self) -> bool:
@@ -207,6 +226,7 @@ class Trainer:
 
     def branch_(self, state: dict[str, Any]) -> None:
         """Go on from the state of another run with the same first epochs, as it was before a switch."""
+        self._check_fits()
         put_back_(self, state)
         self.progress.branched = True
         accuracy = self._validate()
@@ -234,8 +254,11 @@ class Trainer:
         return self.step
 
     def _lay_out_(self) -> None:
-        """Have the channels last in memory, which convolutions are fastest with, on a GPU and on a CPU."""
-        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        """Have convolutions' channels last in memory, which they are fastest with, on a GPU and on a CPU."""
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        for module in self.model.modules():
+            if isinstance(module, nn.Conv2d | PCConv2d):
+                module.weight.data = module.weight.data.contiguous(memory_format=layout)
 
     def switched(self, plan: Plan) -> None:
         """Go on with the network that the switch has made; everything set up for the old one goes."""
