@@ -46,8 +46,9 @@ def fuse_(model: nn.Module, example: Any, *, forms: Mapping[str, Form] | Form = 
 
     Convolutions that only a batch norm reads hand their output over: principal component layers, and ordinary ones of
     few channels. ``example`` is a batch as :func:`pcn.analyze` takes it. ``forms`` says how principal component layers
-    run: "fused" with the batch norm before them where that is possible, "factored" (a narrow product, then the layer) or
-    "folded" (the basis multiplied out at each step); a mapping from names gives each its own, "fused" where it is silent.
+    run: "fused" with the batch norm before them where that is possible, "factored" (a narrow product, then the layer)
+    or "folded" (the basis multiplied out at each step); a mapping from names gives each its own, and "fused" where it
+    is silent.
     Call it again after surgery, which takes it back, and after loading other bases, which are then no longer shared.
 
     >>> from pcn.nn import PCConv2d
