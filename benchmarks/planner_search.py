@@ -37,6 +37,7 @@ from peers.report import by_seed, markdown, mean
 from records import Record, Records
 
 PARENT, TARGET, EPOCHS, SWITCH = "wide_resnet20", 1_094_154, 20, 2
+NARROW_FLOPS = 326_830_592  # per sample, of the narrower network with as many parameters
 SEEDS = (0, 1, 2, 3, 4)
 NOTHING = "No trial of the search is recorded yet."
 NARROW = {"model": "peers.networks:narrow"}
@@ -73,6 +74,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "precondition 1, switch after 1, taylor": {**WHITENED, "worth": "taylor", "switch_at": "1"},
     "precondition 1, switch after 4, taylor": {**WHITENED, "worth": "taylor", "switch_at": "4"},
     "precondition 1, dropped part kept, frozen, taylor": {**WHITENED, "worth": "taylor", "keep_dropped": True},
+    "precondition 1, narrow's operations, taylor": {**WHITENED, "worth": "taylor", "flops": NARROW_FLOPS},
     "precondition 1, drops channels": {**WHITENED, "drop_channels": True},
     "fades over 1 epoch": {"fade_epochs": 1.0},
     "fades over 3 epochs": {"fade_epochs": 3.0},
@@ -101,6 +103,7 @@ ARMS: dict[str, dict[str, Any]] = {
 PROMISING = (  # to be tried first
     "precondition 1, taylor",
     "precondition 1, dropped part kept, frozen, taylor",
+    "precondition 1, narrow's operations, taylor",
     "precondition 1, balanced basis, taylor",
     "precondition 1, balanced basis",
     "precondition 1, divergence",
