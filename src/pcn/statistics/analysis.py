@@ -48,8 +48,8 @@ def analyze(
     is 1 or the batches can be iterated only once.
 
     With ``gradients`` each batch goes back as well, from a classifier's loss on labels that it predicts itself, or from
-    a ``loss(model, batch)`` of one's own, the mean over the batch, which is given as it comes: ``basis="balanced"`` needs
-    that. Gradients are taken whole: ``pool`` and ``fraction`` are for inputs.
+    a ``loss(model, batch)`` of one's own, the mean over the batch, which is given as it comes: ``basis="balanced"``
+    needs that. Gradients are taken whole: ``pool`` and ``fraction`` are for inputs.
 
     With a process ``group`` every rank calls this with batches of its own (one may have none) and gets the statistics
     of all of them. Where one rank fails, all raise.
