@@ -35,9 +35,9 @@ KERNELS = {
     "sums": (norm_backward_kernel.pcn_norm_sums, {"MASK": 2, "WRITE": True}),
     "gradients": (norm_backward_kernel.pcn_norm_gradients, {}),
     "gradients, high rank": (norm_backward_kernel.pcn_norm_gradients, {"rank": 40}),
-    "sums in all": (norm_backward_kernel.pcn_norm_sums_merge, {"ADDED": 128, "COLUMNS": 16}),
+    "sums in all": (norm_backward_kernel.pcn_norm_sums_merge, {"ADDED": 512, "COLUMNS": 8}),
     "moments": (moments_kernel.pcn_moments, {"ADD": True}),
-    "moments in all": (moments_kernel.pcn_moments_merge, {"MERGED": 128, "COLUMNS": 16}),
+    "moments in all": (moments_kernel.pcn_moments_merge, {"MERGED": 512, "COLUMNS": 8}),
     "convolution": (conv_kernel.pcn_conv, CONV | {"REVERSED": False}),
     "convolution by way of L1": (conv_kernel.pcn_conv, CONV | {"REVERSED": False, "EVEN": False, "NEAR": True}),
     "convolution back": (

@@ -20,7 +20,8 @@ PER_PROCESSOR = 6
 WIDEST = 128  # columns of a tile: two sums are held for each of its elements
 FEWEST_ROWS = 64  # of a program: below, merging costs more than the sums
 TILES = [(2048, 4, 4), (4096, 4, 3), (4096, 8, 3), (8192, 8, 3), (4096, 4, 2)]  # elements of a tile, warps, stages
-MERGED = 128  # programs' results in one step of the merge
+# Merging waits for memory more than it computes: many programs' results in one step, of few columns each.
+MERGED, MERGED_COLUMNS, MERGING_WARPS = 512, 8, 8
 
 
 def moments(rows: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,8 +55,8 @@ def moments(rows: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor, 
 def merge(held: Tensor, mean: Tensor, variance: Tensor, count: int, each: int) -> None:
     """Write the mean and biased variance of all rows, given what programs found in their own ``each``."""
     parts, _, width = held.shape
-    pcn_moments_merge[(triton.cdiv(width, 16),)](
-        held, mean, variance, count, each, parts, width, MERGED=MERGED, COLUMNS=16
+    pcn_moments_merge[(triton.cdiv(width, MERGED_COLUMNS),)](
+        held, mean, variance, count, each, parts, width, MERGED=MERGED, COLUMNS=MERGED_COLUMNS, num_warps=MERGING_WARPS
     )
 
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pcn.kernels.launch import CHOICES, Launch, programs
+from pcn.kernels.moments_kernel import MERGED, MERGED_COLUMNS, MERGING_WARPS
 from pcn.kernels.reference import Gradients, Norm
 from pcn.kernels.tiles import column_tile, multiply, offset_of, or_any, precision, product_key, rank_tile
 
@@ -68,7 +69,9 @@ def _sum_up(
     flags = f"{d_projected is not None} {d_y is not None} {mask} {relu}"
     key = f"sums {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
     CHOICES.run(key, _candidates(SUMS, columns), rows.device, run)
-    pcn_norm_sums_merge[(triton.cdiv(width, 16),)](held, d_bias, d_weight, parts, width, ADDED=128, COLUMNS=16)
+    pcn_norm_sums_merge[(triton.cdiv(width, MERGED_COLUMNS),)](
+        held, d_bias, d_weight, parts, width, ADDED=MERGED, COLUMNS=MERGED_COLUMNS, num_warps=MERGING_WARPS
+    )
 
 
 def _differentiate(
