@@ -18,6 +18,7 @@ from pcn.inputs import changed_inputs
 from pcn.outputs import logits_of
 
 Loss = Callable[[nn.Module, Any], Tensor]  # of the model and a batch: the mean over the batch
+ROWS = 1024
 
 
 def predicted_loss(
@@ -36,9 +37,15 @@ def predicted_loss(
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if not logits.isfinite().all():
         raise StatisticsError("the model puts out numbers that are not finite: train it with a smaller learning rate")
-    drawn = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator or _generator())
-    reached = logits.detach().softmax(-1).cumsum(-1) < drawn.to(logits)
-    return F.cross_entropy(logits, reached.sum(-1).clamp_max(logits.shape[-1] - 1))
+    return F.cross_entropy(logits, _drawn(logits.detach(), generator or _generator()))
+
+
+def _drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Labels with the chances that a model gives them; some rows at a time, which may be those of all tokens."""
+    numbers = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator).to(logits)
+    rows = zip(logits.split(ROWS), numbers.split(ROWS), strict=True)
+    labels = [(each.softmax(-1).cumsum(-1) < number).sum(-1) for each, number in rows]
+    return torch.cat(labels).clamp_max(logits.shape[-1] - 1)
 
 
 def predicted_losses(forward: Forward | None, instead: str = "loss") -> Loss:
