@@ -114,7 +114,7 @@ def machine(setting: Setting) -> Iterator[Result]:
 def kernel_rows(setting: Setting, batch: int, stage: tuple[int, int, int], bandwidth: float) -> Iterator[Result]:
     device = torch.device(setting.device)
     if setting.tune:
-        with tuning(setting.launches):
+        with tuning(setting.launches, anew=True):
             list(rows_of(device, batch, stage, bandwidth))
     yield from rows_of(device, batch, stage, bandwidth)
 
@@ -124,7 +124,7 @@ def warm_kernels(setting: Setting, batch: int, stage: tuple[int, int, int]) -> I
     width, rank, positions = stage
     device = torch.device(setting.device)
     dtype = torch.bfloat16 if setting.cuda else torch.float32
-    with tuning():
+    with tuning(anew=True):
         for case in cases(width, rank, batch * positions // 16, device, dtype, positions):
             case.run()
     yield {}

@@ -154,6 +154,11 @@ class Plan:
         return [layer for layer in self.layers.values() if layer.rank is not None]
 
     @property
+    def needs_gradients(self) -> bool:
+        """Whether it is applied with statistics that come from ``analyze(..., gradients=True)``."""
+        return any(layer.basis == "balanced" for layer in self.transformed)
+
+    @property
     def trainable_before(self) -> int:
         """Trainable parameters of the listed layers now; norms and embeddings are not counted here."""
         return sum(layer.trainable_before for layer in self.layers.values())

@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from pcn.cost import flops_per_sample
+from pcn.training.requests import build_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -166,6 +170,13 @@ def test_every_arm_of_the_search_can_be_set_up(tmp_path: Path) -> None:
         assert search.settings(trial.trunk, tmp_path).weight_decay in (settings.weight_decay, 1e-4)
         asked = requested(settings)
         getattr(asked, "config", asked).check_names(names)
+
+
+def test_a_plan_with_the_narrower_networks_operations_has_no_more_than_that_has() -> None:
+    import planner_search as search
+
+    narrow = build_model(search.settings(search.Trial("narrow", 0), Path("none")))
+    assert flops_per_sample(narrow, torch.ones(1, 3, 32, 32)) == search.NARROW_FLOPS
 
 
 def test_promising_arms_are_asked_for_as_a_group() -> None:

@@ -246,6 +246,18 @@ def test_what_pytorch_has_is_remembered_like_a_launch(tmp_path: Any) -> None:
     assert not fresh.launch("a", [Launch(16, 16)], lambda launch: launch == STOCK)  # no longer among the candidates
 
 
+def test_what_was_timed_can_be_timed_anew(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pcn.kernels import tuning
+
+    monkeypatch.setattr(CHOICES, "found", {"a": STOCK, "b": STOCK})
+    with tuning(tmp_path / "launches.json", anew=True):
+        assert CHOICES.found == {}
+        CHOICES.found["a"] = Launch(16, 16)
+    assert CHOICES.found == {"a": Launch(16, 16), "b": STOCK}
+    with tuning(tmp_path / "launches.json", anew=True):
+        assert CHOICES.found == {"a": Launch(16, 16), "b": STOCK}  # by the file
+
+
 def test_images_that_do_not_fit_are_named() -> None:
     with pytest.raises(ConfigError, match="3 channels"):
         geometry_of((1, 3, 8, 8), (4, 5, 3, 3), 1, 1)

@@ -35,7 +35,7 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
         raise WrongUsageError(f"--plan says what to keep already: leave --{given[0].replace('_', '-')} out")
     subject = read_subject(arguments)
     plan = None if arguments.plan is None else load_plan(arguments.plan)
-    gradients = plan is not None and any(layer.basis == "balanced" for layer in plan.transformed)
+    gradients = plan is not None and plan.needs_gradients
     looked = look(arguments, subject, screen, gradients=gradients)
     stats = looked.stats
     plan = plan or plan_for(subject, looked)

@@ -94,8 +94,14 @@ if PACKAGED.exists():
 
 
 @contextmanager
-def tuning(path: Path | None = None) -> Iterator[None]:
-    """Time the candidates of every kernel that runs inside and is not known yet; ``path`` keeps what is found."""
+def tuning(path: Path | None = None, *, anew: bool = False) -> Iterator[None]:
+    """Time the candidates of every kernel that runs inside and is not known yet; ``path`` keeps what is found.
+
+    With ``anew`` nothing is known but what the path holds: candidates that were not there before have their turn.
+    """
+    known = dict(CHOICES.found) if anew else {}
+    if anew:
+        CHOICES.found.clear()
     if path is not None and path.exists():
         CHOICES.load(path)
     before, CHOICES.tuning = CHOICES.tuning, True
@@ -103,6 +109,7 @@ def tuning(path: Path | None = None) -> Iterator[None]:
         yield
     finally:
         CHOICES.tuning = before
+        CHOICES.found = known | CHOICES.found
         if path is not None:
             CHOICES.save(path)
 

@@ -141,7 +141,10 @@ class Trainer:
         return self.world.ranks.from_one(late)
 
     def _check_fits(self) -> None:
-        """Run the model once before anything is written, so that what does not fit together shows at once."""
+        """Run the model once before anything is written, so that what does not fit together shows at once.
+
+        What fits only without the channels last in memory goes without.
+        """
         inputs, _ = next(self.data.validation())
         if (error := self._failure(inputs)) is None:
             return
