@@ -2,14 +2,15 @@
 
     python benchmarks/step_time.py                                  all, the most important first, within --seconds
     python benchmarks/step_time.py --only wide_resnet20-pcn1        some networks; records of the others stay
-    python benchmarks/step_time.py --only kernels --tune            the table of kernels, launches timed first
+    python benchmarks/step_time.py --tune                           launches of all kernels are timed first
+    python benchmarks/step_time.py --only kernels                   the table of kernels
     python benchmarks/step_time.py --device cpu --only wide_resnet20-pcn1 --batches 32 --seconds 900
     python benchmarks/step_time.py --tiny --device cpu --out FILE   a minute, to see that it runs
 
 Records that are there already are skipped unless --again is given, so that a run that was stopped goes on. All networks
 of one record are timed in the same run. Each has a process of its own; side by side they compile, and in turn, while
 all others wait, they find the fastest form of every layer and are timed: forward, backward and optimizer in bf16 as one
-CUDA graph, the parent in the faster of two ways to compile; on a CPU in fp32 as PyTorch runs it, channels last. A
+CUDA graph, in the fastest of two or three ways to compile; on a CPU in fp32 as PyTorch runs it, channels last. A
 process that takes too long is stopped and costs no other. Results are saved as they come, those of a CPU in
 step_time_cpu.json.
 """
@@ -42,6 +43,7 @@ from step_time_jobs import (
     work,
 )
 from step_time_kernels import STAGES, WIDE
+from step_time_launches import PROCESSES, compile_launches, time_launches
 from step_time_networks import NETWORKS, PLANNED, TINY, Network
 from turns import in_turns
 from watched import watched
@@ -49,8 +51,8 @@ from watched import watched
 DEVICES = {"cuda": "", "cpu": "_cpu"}
 RESULTS = {name: Path(__file__).parent / "results" / f"step_time{end}.json" for name, end in DEVICES.items()}
 BESIDE = ("narrow", "parent_our_bn", "pcn_unfused")
-LIMITS_S = {"machine": 45.0, "turn": 180.0, "kernels": 90.0}
-SIDE_BY_SIDE = 10
+LIMITS_S = {"machine": 45.0, "turn": 180.0, "kernels": 90.0, "launches": 150.0}
+SIDE_BY_SIDE = 16
 
 
 def main() -> None:
@@ -62,13 +64,15 @@ def main() -> None:
         setting = Setting(given.device, given.tiny, cache, given.plan, given.tune, given.forms, roles, given.stages)
         run = Run(setting, given.out or RESULTS[given.device], given.seconds)
         run.machine()
-        if "kernels" in given.only:
-            run.kernels()
         networks = [TINY] if given.tiny else [NETWORKS[name] for name in given.only if name in NETWORKS]
         if given.plan is None:
             networks = [network for network in networks if network.name != PLANNED]
         asked = [(network, batch) for network in networks for batch in given.batches or network.batches]
         wanted = [each for each in asked if given.again or not run.results.has(each[0].name, each[1])]
+        if given.tune:
+            run.tune(wanted)
+        if "kernels" in given.only:
+            run.kernels()
         run.time(sorted(wanted, key=lambda each: -each[1]))
 
 
@@ -126,6 +130,21 @@ class Run:
         for report in self._reports("machine", LIMITS_S["machine"], machine, self.setting):
             self.results.held["machine"] |= report
         self.results.save()
+
+    def tune(self, wanted: list[tuple[Network, int]]) -> None:
+        """Time launches of what networks, and their parents with our batch norm, use at their largest batch."""
+        roles = [role for role in ("pcn", "parent_our_bn") if role in self.setting.roles]
+        ascending = sorted(wanted, key=lambda each: each[1])
+        jobs = {
+            job.model: job for each in ascending for job in (Job(each[0], role, each[1], "whole") for role in roles)
+        }
+        with ThreadPoolExecutor(PROCESSES) as threads:
+            list(threads.map(lambda part: self._launches(compile_launches, jobs, part), range(PROCESSES)))
+        self._launches(time_launches, jobs)
+
+    def _launches(self, task: Any, jobs: dict[str, Job], *part: int) -> None:
+        label = " ".join(map(str, (task.__name__.replace("_", " "), *part)))
+        list(self._reports(label, LIMITS_S["launches"], task, self.setting, list(jobs.values()), *part))
 
     def kernels(self) -> None:
         batch = 2 if self.setting.tiny else 1024

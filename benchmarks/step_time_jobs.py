@@ -27,9 +27,9 @@ from step_time_networks import Network, build
 from turns import Turn
 
 WAYS: dict[str, tuple[str, ...]] = {  # of compiling, for each part of a record; the fastest counts
-    "parent": ("whole", "blocks"),
-    "pcn": ("whole",),
-    "narrow": ("blocks",),
+    "parent": ("whole", "blocks", "combined"),
+    "pcn": ("whole", "combined"),
+    "narrow": ("blocks", "combined"),
     "parent_our_bn": ("whole",),
     "pcn_unfused": ("blocks",),
 }
@@ -95,7 +95,7 @@ def start_process(setting: Setting) -> None:
     import torch._inductor.config
 
     torch._inductor.config.compile_threads = 1  # a pool of them in every process has stalled; processes are many enough
-    if setting.launches.exists() and not setting.tune:
+    if setting.launches.exists():
         CHOICES.load(setting.launches)
 
 
@@ -131,14 +131,14 @@ def warm_kernels(setting: Setting, batch: int, stage: tuple[int, int, int]) -> I
 
 
 class CompiledStep(Step):
-    """A step compiled as a whole or block by block."""
+    """A step compiled as a whole, block by block, or as a whole with small kernels put together."""
 
     def __init__(self, way: str, *arguments: Any, **keywords: Any) -> None:
         self.way = way
         super().__init__(*arguments, **keywords)
 
     def _compile(self) -> Forwards:
-        return compile_parts(self.model, whole=self.way == "whole")
+        return compile_parts(self.model, whole=self.way != "blocks", combined=self.way == "combined")
 
 
 def prepare(setting: Setting, job: Job) -> tuple[nn.Module, Tensor, Tensor]:

@@ -45,6 +45,7 @@ class Launch:
 STOCK = Launch(rows=0, columns=0, warps=0, stages=0)  # none of our kernels: what PyTorch has for the same
 Result = TypeVar("Result")
 Run = Callable[[Launch], Result]
+Wanted = Callable[[str], bool]  # of what a kernel is remembered by
 
 
 class Choices:
@@ -52,7 +53,7 @@ class Choices:
 
     def __init__(self) -> None:
         self.found: dict[str, Launch] = {}
-        self.tuning = False
+        self.tuning: Wanted | None = None  # which kernels are to be timed
 
     def run(self, key: str, candidates: Sequence[Launch], device: torch.device, run: Run[Result]) -> Result:
         """Run a kernel in the way that is known as the fastest, or find it out first; return what it returns."""
@@ -61,7 +62,8 @@ class Choices:
         with torch.cuda.device(device):  # where Triton launches
             key = f"{torch.cuda.get_device_name(device)} {key}"
             known = self.found.get(key) in candidates  # a file may hold one that is no longer among them
-            if self.tuning and not known and not torch.cuda.is_current_stream_capturing():
+            wanted = self.tuning is not None and self.tuning(key)
+            if wanted and not known and not torch.cuda.is_current_stream_capturing():
                 self.found[key] = min(candidates, key=lambda launch: _time_ms(run, launch))
             return self.launch(key, candidates, run)
 
@@ -94,17 +96,18 @@ if PACKAGED.exists():
 
 
 @contextmanager
-def tuning(path: Path | None = None, *, anew: bool = False) -> Iterator[None]:
+def tuning(path: Path | None = None, *, anew: bool = False, only: Wanted = lambda key: True) -> Iterator[None]:
     """Time the candidates of every kernel that runs inside and is not known yet; ``path`` keeps what is found.
 
     With ``anew`` nothing is known but what the path holds: candidates that were not there before have their turn.
+    ``only`` says of which kernels, by device, name and sizes: processes that compile can share them out.
     """
     known = dict(CHOICES.found) if anew else {}
     if anew:
         CHOICES.found.clear()
     if path is not None and path.exists():
         CHOICES.load(path)
-    before, CHOICES.tuning = CHOICES.tuning, True
+    before, CHOICES.tuning = CHOICES.tuning, only
     try:
         yield
     finally:

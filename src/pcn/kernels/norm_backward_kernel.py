@@ -35,7 +35,8 @@ def norm_project_backward(
     basis = None if d_projected is None else basis
     given, mask = (y, LOOK) if y is not None else (added, RECOMPUTE if added is None else ADD)
     d_added = rows.new_empty(0) if given is None else torch.empty_like(rows)
-    d_bias, d_weight = (rows.new_zeros(rows.shape[1], dtype=torch.float32) for _ in range(2))
+    new = rows.new_empty if len(rows) else rows.new_zeros  # the sums are written, not added to
+    d_bias, d_weight = (new(rows.shape[1], dtype=torch.float32) for _ in range(2))
     d_rows = torch.empty_like(rows)
     if len(rows):
         _sum_up(d_projected, d_y, rows, given, norm, basis, d_added, d_bias, d_weight, mask=mask, relu=relu)

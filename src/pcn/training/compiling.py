@@ -18,6 +18,8 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # what stands in one
 
 # Choosing among two to six configurations of every pointwise kernel doubles what is compiled, and each is then timed.
 UNTUNED = {"triton.autotune_pointwise": False}
+# Kernels that do not need each other, like the updates of all running statistics, are launched as one.
+COMBINED = {"combo_kernels": True, "benchmark_combo_kernel": False}
 # Autocast is entered with constants, which stand in the graph: a graph that does so can be found again on disk.
 CACHEABLE = {f"torch.amp.autocast_mode.{name}": "constants" for name in ("_enter_autocast", "_exit_autocast")}
 
@@ -25,18 +27,24 @@ Forwards = dict[nn.Module, Callable[..., Any]]
 
 
 def compile_parts(
-    model: nn.Module, *, whole: bool = False, tuned: bool = False, backend: str | Callable[..., Any] = "inductor"
+    model: nn.Module,
+    *,
+    whole: bool = False,
+    tuned: bool = False,
+    combined: bool = False,
+    backend: str | Callable[..., Any] = "inductor",
 ) -> Forwards:
     """Have ``torch.compile`` make forward methods for a model's blocks, or for all of it; :func:`running` uses them.
 
     A fused model is compiled as a whole: what goes from one block to the next is not computed yet. ``tuned`` finds the
-    fastest of several configurations of every kernel. What was compiled before is forgotten: after a few networks the
-    compiler would fall back to eager.
+    fastest of several configurations of every kernel, ``combined`` makes one kernel of several small ones. What was
+    compiled before is forgotten: after a few networks the compiler would fall back to eager.
     """
     torch.compiler.reset()
     options: dict[str, Any] | None = None
     if backend == "inductor":
         options = {"unsafe_marked_cacheable_functions": CACHEABLE, **({} if tuned else UNTUNED)}
+        options |= COMBINED if combined else {}
     fused = any(isinstance(module, FusedNorm) for module in unwrap(model).modules())
     parts = [unwrap(model)] if whole or fused else blocks(model) or [unwrap(model)]
     return {
