@@ -3,6 +3,7 @@
     python benchmarks/step_time.py                                  all, the most important first, within --seconds
     python benchmarks/step_time.py --only wide_resnet20-pcn1        some networks; records of the others stay
     python benchmarks/step_time.py --tune                           launches of all kernels are timed first
+    python benchmarks/step_time.py --tune only --cache DIR          those alone, in DIR/launches.json
     python benchmarks/step_time.py --only kernels                   the table of kernels
     python benchmarks/step_time.py --device cpu --only wide_resnet20-pcn1 --batches 32 --seconds 900
     python benchmarks/step_time.py --tiny --device cpu --out FILE   a minute, to see that it runs
@@ -61,7 +62,9 @@ def main() -> None:
         cache = given.cache or Path(folder)
         cache.mkdir(parents=True, exist_ok=True)
         roles = ("parent", "pcn", *given.beside)
-        setting = Setting(given.device, given.tiny, cache, given.plan, given.tune, given.forms, roles, given.stages)
+        setting = Setting(
+            given.device, given.tiny, cache, given.plan, bool(given.tune), given.forms, roles, given.stages
+        )
         run = Run(setting, given.out or RESULTS[given.device], given.seconds)
         run.machine()
         networks = [TINY] if given.tiny else [NETWORKS[name] for name in given.only if name in NETWORKS]
@@ -71,6 +74,8 @@ def main() -> None:
         wanted = [each for each in asked if given.again or not run.results.has(each[0].name, each[1])]
         if given.tune:
             run.tune(wanted)
+        if given.tune == "only":
+            return
         if "kernels" in given.only:
             run.kernels()
         run.time(sorted(wanted, key=lambda each: -each[1]))
@@ -83,7 +88,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=list(DEVICES), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=230.0, help="nothing starts or goes on after these")
     parser.add_argument("--plan", type=Path, help=f"plan.json of {PLANNED}, as pcn.save writes it")
-    parser.add_argument("--tune", action="store_true", help="time several launches of every kernel first")
+    tune = {"nargs": "?", "choices": ("first", "only"), "const": "first", "metavar": "only"}
+    parser.add_argument("--tune", **tune, help="time several launches of every kernel first, or only those")
     parser.add_argument("--forms", choices=("fastest", *FORMS), default="fastest", help="of the PCN's layers")
     parser.add_argument("--beside", nargs="*", choices=BESIDE, default=BESIDE, help="what is timed with parent and PCN")
     parser.add_argument("--batches", nargs="+", type=int, metavar="N", help="samples, in place of the usual numbers")
