@@ -45,7 +45,7 @@ from step_time_jobs import (
 )
 from step_time_kernels import STAGES, WIDE
 from step_time_launches import PROCESSES, compile_launches, time_launches
-from step_time_networks import NETWORKS, PLANNED, TINY, Network
+from step_time_networks import NETWORKS, TINY, Network
 from turns import in_turns
 from watched import watched
 
@@ -63,13 +63,11 @@ def main() -> None:
         cache.mkdir(parents=True, exist_ok=True)
         roles = ("parent", "pcn", *given.beside)
         setting = Setting(
-            given.device, given.tiny, cache, given.plan, bool(given.tune), given.forms, roles, given.stages
+            given.device, given.tiny, cache, bool(given.tune), given.forms, roles, given.stages, tuple(given.ways)
         )
         run = Run(setting, given.out or RESULTS[given.device], given.seconds)
         run.machine()
         networks = [TINY] if given.tiny else [NETWORKS[name] for name in given.only if name in NETWORKS]
-        if given.plan is None:
-            networks = [network for network in networks if network.name != PLANNED]
         asked = [(network, batch) for network in networks for batch in given.batches or network.batches]
         wanted = [each for each in asked if given.again or not run.results.has(each[0].name, each[1])]
         if given.tune:
@@ -87,11 +85,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--device", choices=list(DEVICES), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=230.0, help="nothing starts or goes on after these")
-    parser.add_argument("--plan", type=Path, help=f"plan.json of {PLANNED}, as pcn.save writes it")
     tune = {"nargs": "?", "choices": ("first", "only"), "const": "first", "metavar": "only"}
     parser.add_argument("--tune", **tune, help="time several launches of every kernel first, or only those")
     parser.add_argument("--forms", choices=("fastest", *FORMS), default="fastest", help="of the PCN's layers")
     parser.add_argument("--beside", nargs="*", choices=BESIDE, default=BESIDE, help="what is timed with parent and PCN")
+    parser.add_argument("--ways", nargs="+", choices=WAYS["parent"], default=("whole", "blocks"), help="of compiling")
     parser.add_argument("--batches", nargs="+", type=int, metavar="N", help="samples, in place of the usual numbers")
     parser.add_argument("--stages", type=int, metavar="N", help="of the table of kernels, only the first")
     parser.add_argument("--cache", type=Path, help="folder that keeps compiled code and launches for the next run")
@@ -183,11 +181,15 @@ class Run:
     def _jobs(self, network: Network, batch: int) -> dict[str, Job]:
         """What is still to be timed for a record, by label."""
         roles = [role for role in self.setting.roles if role != "narrow" or network.narrow is not None]
-        jobs = [Job(network, role, batch, way) for role in roles for way in self._ways(role)]
+        jobs = [Job(network, role, batch, way) for role in roles for way in self._ways(network, role)]
         return {str(job): job for job in jobs if job.part not in self.found}
 
-    def _ways(self, role: str) -> tuple[str, ...]:
-        return WAYS[role] if self.setting.cuda else WAYS[role][:1]
+    def _ways(self, network: Network, role: str) -> list[str]:
+        """How a network is compiled: block by block where it has blocks that are alike."""
+        if not self.setting.cuda:
+            return ["whole"]
+        ways = [way for way in WAYS[role] if way in self.setting.ways]
+        return ways if network.has_blocks else ["whole" if way == "blocks" else way for way in ways]
 
     def _round(self, jobs: dict[str, Job]) -> None:
         if self.deadline - time.monotonic() < 5.0:

@@ -42,11 +42,11 @@ class Setting:
     device: str
     tiny: bool
     folder: Path  # for compiled code
-    plan: Path | None = None
     tune: bool = False
     forms: str = "fastest"
     roles: tuple[str, ...] = tuple(WAYS)
     stages: int | None = None
+    ways: tuple[str, ...] = ("whole", "blocks")
 
     @property
     def cuda(self) -> bool:
@@ -144,7 +144,7 @@ class CompiledStep(Step):
 def prepare(setting: Setting, job: Job) -> tuple[nn.Module, Tensor, Tensor]:
     """Build a model and a batch, and fuse what is to be fused."""
     device = torch.device(setting.device)
-    model = build(job.network, job.role, device, setting.plan)
+    model = build(job.network, job.role, device)
     generator = torch.Generator(device).manual_seed(0)
     images = torch.randn(job.batch, *job.network.shape, device=device, generator=generator).to(compute_dtype(device))
     if images.dim() == 4:

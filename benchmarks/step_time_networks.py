@@ -17,6 +17,7 @@ from pcn.config import LayerRule
 from pcn.models.cifar_resnet import CIFARResNet, wide_resnet20
 from pcn.models.imagenet_resnet import wide_resnet50
 from pcn.models.vgg import vgg19
+from pcn.training.compiling import blocks
 
 CIFAR, IMAGENET, ROWS = (3, 32, 32), (3, 224, 224), (3072,)
 
@@ -29,10 +30,16 @@ class Network:
     parent: str
     build: Callable[[], nn.Module]
     narrow: Callable[[], nn.Module] | None
-    config: pcn.PCNConfig | None  # None: the plan that the command line names
+    config: pcn.PCNConfig | Path  # a path is that of a plan
     shape: tuple[int, ...] = CIFAR
     batches: tuple[int, ...] = (1024, 128)
     samples: int = 512  # random images whose principal components are taken
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether some of its modules are alike, so that they can be compiled once for all."""
+        with torch.device("meta"):
+            return bool(blocks(self.build()))
 
 
 def wide_mlp(width: int = 8192) -> nn.Sequential:
@@ -60,21 +67,21 @@ def _paper(name: str) -> pcn.PCNConfig:
     return config
 
 
-def _wide(name: str, factor: int = 1, config: pcn.PCNConfig | None = None, planned: bool = False) -> Network:
+def _wide(name: str, factor: int = 1, config: pcn.PCNConfig | Path | None = None) -> Network:
     width = 64 * factor
     parent = "wide_resnet20" if factor == 1 else f"wide_resnet20x{factor}"
     build, narrow = (partial(wide_resnet20, each) for each in (width, width // 2))
-    return Network(name, parent, build, narrow, None if planned else config or scaled(_paper(PCN1), factor))
+    return Network(name, parent, build, narrow, config or scaled(_paper(PCN1), factor))
 
 
 PCN1 = "wide_resnet20-pcn1"
 MLP_PCN = pcn.PCNConfig(rank=0.125, exclude=("0",))
-PLANNED = "wide_resnet20-planned"
+PLANS = Path(__file__).parent / "plans"  # see the README there
 IN_ORDER = [  # the most important first
     _wide(PCN1),
     _wide("wide_resnet20-pcn0", config=_paper("wide_resnet20-pcn0")),
     _wide("wide_resnet20-pcn2", config=_paper("wide_resnet20-pcn2")),
-    _wide(PLANNED, planned=True),
+    *[_wide(plan.stem, config=plan) for plan in sorted(PLANS.glob("wide_resnet20-*.json"))],
     _wide("wide_resnet20x4-pcn1", factor=4),
     _wide("wide_resnet20x2-pcn1", factor=2),
     Network(
@@ -92,16 +99,15 @@ TINY = Network(
 )  # fmt: skip
 
 
-def build(network: Network, role: str, device: torch.device, plan: Path | None) -> nn.Module:
+def build(network: Network, role: str, device: torch.device) -> nn.Module:
     """Build a network's parent, the narrower one or, from random images, its PCN."""
     torch.manual_seed(0)
     make = network.narrow if role == "narrow" else network.build
     assert make is not None
     model = make().to(device)
     if role.startswith("pcn"):
-        if network.config is None:
-            assert plan is not None
-            pcn.Plan.from_json(plan.read_text()).reshape_(model)
+        if isinstance(network.config, Path):
+            pcn.Plan.from_json(network.config.read_text()).reshape_(model)
         else:
             stats = pcn.analyze(model, random_batches(network, device))
             pcn.make_plan(model, stats, network.config).apply_(model, stats)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -255,7 +256,25 @@ def test_what_was_timed_can_be_timed_anew(tmp_path: Any, monkeypatch: pytest.Mon
         CHOICES.found["a"] = Launch(16, 16)
     assert CHOICES.found == {"a": Launch(16, 16), "b": STOCK}
     with tuning(tmp_path / "launches.json", anew=True):
-        assert CHOICES.found == {"a": Launch(16, 16), "b": STOCK}  # by the file
+        assert CHOICES.found == {"a": Launch(16, 16)}  # by the file: what was not timed has its turn yet
+
+
+def test_processes_can_share_out_what_is_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from pcn.kernels import launch, tuning
+
+    choices = Choices()
+    monkeypatch.setattr(launch, "CHOICES", choices)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(launch, "_time_ms", lambda run, candidate: candidate.warps)
+    candidates = [Launch(16, 16, warps=8), Launch(16, 16, warps=2)]
+    with tuning(tmp_path / "launches.json", only=lambda key: key.endswith("b")):
+        used = [choices.run(key, candidates, torch.device("cuda"), lambda each: each.warps) for key in "ab"]
+        kept = Choices()
+        kept.load(tmp_path / "launches.json")  # at once: what comes later may fail
+    assert used == [8, 2]
+    assert kept.found == choices.found == {"GPU b": candidates[1]}
 
 
 def test_images_that_do_not_fit_are_named() -> None:

@@ -54,6 +54,7 @@ class Choices:
     def __init__(self) -> None:
         self.found: dict[str, Launch] = {}
         self.tuning: Wanted | None = None  # which kernels are to be timed
+        self.path: Path | None = None  # where what is found is kept at once
 
     def run(self, key: str, candidates: Sequence[Launch], device: torch.device, run: Run[Result]) -> Result:
         """Run a kernel in the way that is known as the fastest, or find it out first; return what it returns."""
@@ -65,6 +66,8 @@ class Choices:
             wanted = self.tuning is not None and self.tuning(key)
             if wanted and not known and not torch.cuda.is_current_stream_capturing():
                 self.found[key] = min(candidates, key=lambda launch: _time_ms(run, launch))
+                if self.path is not None:
+                    self.save(self.path)
             return self.launch(key, candidates, run)
 
     def launch(self, key: str, candidates: Sequence[Launch], run: Run[Result]) -> Result:
@@ -107,14 +110,15 @@ def tuning(path: Path | None = None, *, anew: bool = False, only: Wanted = lambd
         CHOICES.found.clear()
     if path is not None and path.exists():
         CHOICES.load(path)
-    before, CHOICES.tuning = CHOICES.tuning, only
+    before = CHOICES.tuning, CHOICES.path
+    CHOICES.tuning, CHOICES.path = only, path
     try:
         yield
     finally:
-        CHOICES.tuning = before
-        CHOICES.found = known | CHOICES.found
+        CHOICES.tuning, CHOICES.path = before
         if path is not None:
             CHOICES.save(path)
+        CHOICES.found = known | CHOICES.found
 
 
 def _time_ms(run: Run[Any], launch: Launch) -> float:
