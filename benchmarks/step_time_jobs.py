@@ -21,6 +21,7 @@ from pcn.training.meter import Stopwatch
 from pcn.training.optimizers import make_optimizer
 from pcn.training.settings import Settings
 from pcn.training.step import Step, autocast, compute_dtype, start_state_
+from step_time_energy import power_w
 from step_time_floor import step_bytes
 from step_time_kernels import cases, copy_bandwidth, rows_of
 from step_time_networks import Network, build
@@ -205,21 +206,22 @@ def measure_job(connection: Any, setting: Setting, job: Job, bandwidth: float) -
 
 def timed(setting: Setting, step: Step) -> Result:
     """Milliseconds and joules of a step, and the peak of memory while it was set up and run."""
-    for _ in range(3 if setting.cuda else 1):
-        step(step.inputs, step.labels)
-    watch = Stopwatch(step.inputs.device)
     run = step.graph.replay if step.graph is not None else lambda: step(step.inputs, step.labels)
+    for _ in range(3 if setting.cuda else 1):
+        run()
+    watch = Stopwatch(step.inputs.device)
     run()
     once_s, _ = watch.lap()
     count = max(5, int(1.5 / once_s)) if setting.cuda else 2
     watch.lap()
     for _ in range(count):
         run()
-    taken_s, energy_j = watch.lap()
+    taken_s, _ = watch.lap()
     peak = torch.cuda.max_memory_allocated() / 2**20 if setting.cuda else None
+    power = power_w(run, taken_s / count, step.inputs.device)
     return {
         "ms": 1000 * taken_s / count,
-        "energy_j": None if energy_j is None else energy_j / count,
+        "energy_j": None if power is None else power * taken_s / count,
         "peak_mib": peak,
         "loss": float(step.loss_sum.detach()),
     }

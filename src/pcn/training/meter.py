@@ -15,18 +15,22 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._last = self._read()
+        self._synchronize()
+        self._before_j = read_energy_j(device)
+        self._since_s = time.perf_counter()
 
     def lap(self) -> tuple[float, float | None]:
         """Seconds and joules since the last lap; joules are None where there is no counter."""
-        (before_s, before_j), self._last = self._last, self._read()
-        now_s, now_j = self._last
-        return now_s - before_s, None if now_j is None or before_j is None else now_j - before_j
+        self._synchronize()
+        taken_s = time.perf_counter() - self._since_s
+        before_j, self._before_j = self._before_j, read_energy_j(self.device)
+        used_j = None if self._before_j is None or before_j is None else self._before_j - before_j
+        self._since_s = time.perf_counter()  # reading the counter takes milliseconds, which are nobody's
+        return taken_s, used_j
 
-    def _read(self) -> tuple[float, float | None]:
+    def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return time.perf_counter(), read_energy_j(self.device)
 
 
 def plus(total: float | None, part: float | None) -> float | None:
