@@ -44,7 +44,7 @@ from step_time_jobs import (
     work,
 )
 from step_time_kernels import STAGES, WIDE
-from step_time_launches import PROCESSES, compile_launches, time_launches
+from step_time_launches import PROCESSES, Call, compile_launches, note_calls, time_launches
 from step_time_networks import NETWORKS, TINY, Network
 from turns import in_turns
 from watched import watched
@@ -140,15 +140,20 @@ class Run:
         roles = [role for role in ("pcn", "parent_our_bn") if role in self.setting.roles]
         ascending = sorted(wanted, key=lambda each: each[1])
         jobs = {
-            job.model: job for each in ascending for job in (Job(each[0], role, each[1], "whole") for role in roles)
+            job.model: job for each in ascending for job in [Job(each[0], role, each[1], "whole") for role in roles]
         }
         with ThreadPoolExecutor(PROCESSES) as threads:
-            list(threads.map(lambda part: self._launches(compile_launches, jobs, part), range(PROCESSES)))
-        self._launches(time_launches, jobs)
+            noted = threads.map(self._calls, jobs.values())
+            calls = {call: job.batch for job, found in zip(jobs.values(), noted, strict=True) for call in found}
+            list(threads.map(lambda part: self._launches(compile_launches, list(calls), part), range(PROCESSES)))
+        self._launches(time_launches, calls)
 
-    def _launches(self, task: Any, jobs: dict[str, Job], *part: int) -> None:
-        label = " ".join(map(str, (task.__name__.replace("_", " "), *part)))
-        list(self._reports(label, LIMITS_S["launches"], task, self.setting, list(jobs.values()), *part))
+    def _calls(self, job: Job) -> list[Call]:
+        reports = self._reports(f"calls of {job.model}", LIMITS_S["launches"], note_calls, self.setting, job)
+        return [call for report in reports for call in report["calls"]]
+
+    def _launches(self, task: Any, *arguments: Any) -> None:
+        list(self._reports(task.__name__.replace("_", " "), LIMITS_S["launches"], task, self.setting, *arguments))
 
     def kernels(self) -> None:
         batch = 2 if self.setting.tiny else 1024
@@ -252,7 +257,7 @@ class Run:
             if "failed" in report:
                 self._say(report["failed"])
             else:
-                self._say(f"{label}: {json.dumps(report)}")
+                self._say(f"{label}: {json.dumps(report, default=lambda each: '...')[:500]}")
                 yield report
         self._say(f"{label}: took {time.monotonic() - began:.1f} s")
 

@@ -1,43 +1,100 @@
-"""The fastest launch of every kernel that networks use: compiled by many processes, then timed by one alone."""
+"""The fastest launch of every kernel that networks use: their calls are noted, compiled side by side, and timed alone.
+
+Only the sizes of a call count, so it is made again with random numbers: no process but one has to build a network.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 from zlib import crc32
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pcn.kernels import tuning
 from pcn.training.step import autocast
 from step_time_jobs import Job, Result, Setting, prepare
 
 PROCESSES = 14  # that compile; what is to be compiled is shared out by name
-SMALL = 64  # samples: launches are compiled for any number of them
+NOTED = 37  # samples of a network whose calls are noted: a size that it divides is one that grows with their number
+SMALL = 32  # samples of a call that is compiled, which is the same for any number
+TUNED = ("batch_moments", "norm_project", "norm_project_backward", "narrow_conv", "narrow_conv_weight",
+         "narrow_conv_input", "project")  # fmt: skip
 
 
-def compile_launches(setting: Setting, jobs: Sequence[Job], part: int) -> Iterator[Result]:
+@dataclass(frozen=True)
+class Like:
+    """A tensor by its sizes; ``per_sample`` rows of the first for every sample, 0 where samples do not count."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    channels_last: bool
+    per_sample: int
+
+    def make(self, samples: int, device: torch.device) -> Tensor:
+        first = self.per_sample * samples if self.per_sample else self.shape[0]
+        made = torch.randn(first, *self.shape[1:], device=device).to(self.dtype)
+        return made.contiguous(memory_format=torch.channels_last) if self.channels_last else made
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator of ours."""
+
+    name: str
+    arguments: tuple[Any, ...]
+
+    def run(self, samples: int, device: torch.device) -> None:
+        made = [each.make(samples, device) if isinstance(each, Like) else each for each in self.arguments]
+        getattr(torch.ops.pcn, self.name)(*made)
+
+
+class Noted(TorchDispatchMode):
+    """Notes the calls of operators of ours for which there are several launches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[Call, None] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.name().removeprefix("pcn::").split(".")[0]
+        if function.namespace == "pcn" and name in TUNED:
+            self.calls[Call(name, tuple(map(like, args)))] = None
+        return function(*args, **(kwargs or {}))
+
+
+def like(value: Any) -> Any:
+    """What is noted of an argument."""
+    if not isinstance(value, Tensor):
+        return value
+    per_sample, rest = divmod(value.shape[0], NOTED)
+    last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+    return Like(tuple(value.shape), value.dtype, last, 0 if rest else per_sample)
+
+
+def note_calls(setting: Setting, job: Job) -> Iterator[Result]:
+    """The calls of one step forward and back, as PyTorch runs it."""
+    model, images, labels = prepare(setting, replace(job, batch=NOTED))
+    with autocast(images.device), Noted() as noted:
+        F.cross_entropy(model.train()(images), labels).backward()
+    yield {"calls": list(noted.calls)}
+
+
+def compile_launches(setting: Setting, calls: Sequence[Call], part: int) -> Iterator[Result]:
     """Compile one part of all launches; how long they take while others do the same says nothing."""
     with tuning(anew=True, only=lambda key: crc32(key.encode()) % PROCESSES == part):
-        for job in jobs:
-            step_once(setting, replace(job, batch=min(job.batch, SMALL)))
+        for call in calls:
+            call.run(SMALL, torch.device(setting.device))
     yield {}
 
 
-def time_launches(setting: Setting, jobs: Sequence[Job]) -> Iterator[Result]:
-    """Time all launches and keep the fastest."""
-    for job in jobs:
-        with tuning(setting.launches, anew=True):
-            step_once(setting, job)
-        yield {"network": job.model, "role": job.role}
-
-
-def step_once(setting: Setting, job: Job) -> None:
-    """One step forward and back, as PyTorch runs it."""
-    model, images, labels = prepare(setting, job)
-    with autocast(images.device):
-        loss = F.cross_entropy(model.train()(images), labels)
-    loss.backward()
-    if setting.cuda:
-        torch.cuda.synchronize()
+def time_launches(setting: Setting, calls: Mapping[Call, int]) -> Iterator[Result]:
+    """Time all launches at the given numbers of samples, and keep the fastest."""
+    with tuning(setting.launches, anew=True):
+        for call, samples in calls.items():
+            call.run(samples, torch.device(setting.device))
+    yield {"launches": str(setting.launches)}

@@ -32,7 +32,7 @@ RECORDS: list[Column] = [
     ("with our batch norm", _number("parent_our_bn_ms", 2)),
     ("narrow, ms", _number("narrow_ms", 2)),
     ("PCN, ms", _number("pcn_ms", 2)),
-    ("PCN / parent", _number("ratio", 2)),
+    ("PCN / parent", _number("ratio", 3)),
     ("floor, ms", _number("floor_ms", 2)),
     ("peak, MiB: parent", _number("parent_peak_mib", 0)),
     ("PCN", _number("pcn_peak_mib", 0)),
@@ -44,7 +44,7 @@ UNFUSED: list[Column] = [
     ("batch", _text("batch")),
     ("parent, ms", _number("parent_ms", 2)),
     ("PCN without fusion, ms", _number("unfused_ms", 2)),
-    ("PCN / parent", _number("ratio", 2)),
+    ("PCN / parent", _number("ratio", 3)),
 ]
 KERNELS: list[Column] = [
     ("kernel", _text("kernel")),

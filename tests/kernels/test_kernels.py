@@ -69,6 +69,40 @@ def test_backward(run: Run, shape: tuple[int, int, int], dtype: torch.dtype) -> 
             close(one, another, dtype)
 
 
+NETWORK = [pytest.param((65536, 256, 64), marks=ON_GPU, id="of a network")]
+
+
+@pytest.mark.parametrize("shape", [(40, 300, 20), (70, 40, 5), *NETWORK])
+def test_every_launch_computes_the_same(call: Run, shape: tuple[int, int, int]) -> None:
+    dtype = torch.bfloat16
+    rows, added, norm, basis, _ = make(shape, dtype)
+    expected_y, expected = reference.norm_project(rows, added, norm, basis, None)
+    assert expected is not None
+    found = call(interpreted.every_launch, "norm_project", rows, added, *norm, basis, None, True, True, True)
+    alone = call(interpreted.every_launch, "norm_project", rows, None, *norm, None, None, True, True, True)
+    assert len(found) == (10 if shape[1] > 128 else 6)
+    assert len(alone) == 8
+    for y, projected in found:
+        close(y, expected_y, dtype)
+        close(projected, expected, dtype)
+    for y, _ in alone:
+        close(y, reference.norm_project(rows, None, norm, None, None)[0], dtype)
+    for mean, variance in call(interpreted.every_launch, "batch_moments", rows):
+        close(mean, reference.batch_moments(rows)[0], torch.float32)
+        close(variance, reference.batch_moments(rows)[1], torch.float32)
+    d_y, d_projected = torch.randn_like(rows), torch.randn_like(expected)
+    for coming, directions in (((d_projected, d_y), basis), ((None, d_y), None)):
+        given = rows, None, expected_y, norm, directions
+        best = reference.norm_project_backward(*coming, *given, relu=True, training=True)
+        every = call(
+            interpreted.every_launch, "norm_project_backward", *coming, *given[:3], *norm, directions, True, True
+        )
+        assert len(every) > 5
+        for gradients in every:
+            for one, another in zip(gradients, best, strict=True):
+                close(one, another, dtype)
+
+
 def test_backward_without_relu_and_at_inference(run: Run) -> None:
     rows, added, norm, basis, _ = make((40, 20, 5), torch.float32)
     d_y, d_projected = torch.randn(40, 20), torch.randn(40, 5)

@@ -27,8 +27,9 @@ HEAD_START = 10_000_000  # cycles that a device waits while they are launched: l
 class Launch:
     """One way to run a kernel: rows and columns of a tile, warps of a program, stages of its loads.
 
-    Convolutions have more to choose: how much of a patch is multiplied at once, programs of one processor, whether a
-    weight stays on the chip, whether patches are read by way of L1, and whether products are shifted in place of them.
+    There may be more to choose: programs of one processor (0 for the usual number), and for convolutions how much of a
+    patch is multiplied at once, whether a weight stays on the chip, whether patches are read by way of L1, and whether
+    products are shifted in place of them.
     """
 
     rows: int
@@ -96,6 +97,16 @@ class Choices:
 CHOICES = Choices()
 if PACKAGED.exists():
     CHOICES.load(PACKAGED)
+
+
+def tiles_of(sizes: Sequence[tuple[int, int, int]], columns: int, per_processor: int = 0) -> list[Launch]:
+    """Launches with tiles of so many elements, warps and stages.
+
+    >>> tiles_of([(4096, 4, 3)], 128)[0].rows
+    32
+    """
+    return [Launch(max(16, size // columns), columns, warps, stages, per_processor=per_processor)
+            for size, warps, stages in sizes]  # fmt: skip
 
 
 @contextmanager

@@ -13,13 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pcn.kernels.launch import CHOICES, Launch, programs
+from pcn.kernels.launch import CHOICES, Launch, programs, tiles_of
 from pcn.kernels.tiles import column_tile, offset_of
 
 PER_PROCESSOR = 6
 WIDEST = 128  # columns of a tile: two sums are held for each of its elements
+WIDER = 256  # the same where rows have as many: rows are read whole
 FEWEST_ROWS = 64  # of a program: below, merging costs more than the sums
 TILES = [(2048, 4, 4), (4096, 4, 3), (4096, 8, 3), (8192, 8, 3), (4096, 4, 2)]  # elements of a tile, warps, stages
+PLAIN = [(4096, 4, 1), (8192, 8, 1)]  # nothing is read ahead: more programs fill the time
 # Merging waits for memory more than it computes: many programs' results in one step, of few columns each.
 MERGED, MERGED_COLUMNS, MERGING_WARPS = 512, 8, 8
 
@@ -31,25 +33,30 @@ def moments(rows: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor, 
     total = rows.new_empty(0) if other is None else torch.empty_like(rows)
     if not count:
         return total, mean.fill_(torch.nan), variance.fill_(torch.nan)
-    columns = min(column_tile(width), WIDEST)
-    tiles = triton.cdiv(width, columns)
-    wanted = max(1, programs(rows.device, PER_PROCESSOR) // tiles)
-    each = max(FEWEST_ROWS, triton.cdiv(count, wanted))
-    parts = triton.cdiv(count, each)
-    # A program's first row, its mean less that row, and its sum of squares about the mean.
-    held = rows.new_empty(parts, 3, width, dtype=torch.float32)
-    candidates = [Launch(max(16, size // columns), columns, warps, stages) for size, warps, stages in TILES]
 
     def run(launch: Launch) -> None:
+        tiles = triton.cdiv(width, launch.columns)
+        wanted = max(1, programs(rows.device, launch.per_processor or PER_PROCESSOR) // tiles)
+        each = max(FEWEST_ROWS, triton.cdiv(count, wanted))
+        parts = triton.cdiv(count, each)
+        # A program's first row, its mean less that row, and its sum of squares about the mean.
+        held = rows.new_empty(parts, 3, width, dtype=torch.float32)
         pcn_moments[(parts, tiles)](
             rows, rows if other is None else other, total, held, count, each, width,
-            ADD=other is not None, ROWS=launch.rows, COLUMNS=columns, STAGES=launch.stages,
+            ADD=other is not None, ROWS=launch.rows, COLUMNS=launch.columns, STAGES=launch.stages,
             num_warps=launch.warps,
         )  # fmt: skip
+        merge(held, mean, variance, count, each)
 
-    CHOICES.run(f"moments {width} {rows.dtype} {other is not None}", candidates, rows.device, run)
-    merge(held, mean, variance, count, each)
+    CHOICES.run(f"moments {width} {rows.dtype} {other is not None}", _candidates(width), rows.device, run)
     return total, mean, variance
+
+
+def _candidates(width: int) -> list[Launch]:
+    usual = min(column_tile(width), WIDEST)
+    wider = [min(column_tile(width), WIDER)] if width > WIDEST else []
+    found = tiles_of(TILES, usual) + tiles_of(PLAIN, usual, per_processor=8)
+    return found + [launch for columns in wider for launch in tiles_of(TILES[1:] + PLAIN, columns, per_processor=8)]
 
 
 def merge(held: Tensor, mean: Tensor, variance: Tensor, count: int, each: int) -> None:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pcn.kernels.launch import CHOICES, Launch, programs
+from pcn.kernels.launch import CHOICES, Launch, programs, tiles_of
 from pcn.kernels.moments_kernel import MERGED, MERGED_COLUMNS, MERGING_WARPS
 from pcn.kernels.reference import Gradients, Norm
 from pcn.kernels.tiles import column_tile, multiply, offset_of, or_any, precision, product_key, rank_tile
@@ -21,10 +21,13 @@ from pcn.kernels.tiles import column_tile, multiply, offset_of, or_any, precisio
 PER_PROCESSOR = 4
 FEWEST_ROWS = 64  # of a program that sums up
 WIDEST = 128  # columns of a tile: two sums are held for each of its elements
+WIDER = 256  # the same for launches that are worth timing where rows have as many
 RECOMPUTE, ADD, LOOK = 0, 1, 2  # where ReLU let through: from z alone, from z and what was added, from y itself
 # elements of a tile, warps, stages
 SUMS = [(2048, 4, 3), (2048, 4, 4), (4096, 8, 3), (4096, 4, 3), (2048, 2, 3), (1024, 4, 4)]
 GRADIENTS = [(2048, 4, 3), (2048, 4, 4), (4096, 8, 3), (4096, 4, 2), (8192, 8, 2)]
+LARGE = [(4096, 4, 3), (4096, 8, 3), (8192, 8, 2)]
+PLAIN = [(4096, 4, 1), (8192, 8, 1)]  # nothing is read ahead: other programs fill the time
 
 
 def norm_project_backward(
@@ -53,26 +56,25 @@ def _sum_up(
     """Write the sums over rows of g and of g (z - mean) / std, and g itself, the gradient behind ReLU, if wanted."""
     count, width = rows.shape
     rank = 0 if basis is None else basis.shape[1]
-    directions, columns = rank_tile(rank), min(column_tile(width), WIDEST)
-    tiles = triton.cdiv(width, columns)
-    each = max(FEWEST_ROWS, triton.cdiv(count, max(1, programs(rows.device, PER_PROCESSOR) // tiles)))
-    parts = triton.cdiv(count, each)
-    held = rows.new_empty(parts, 2, width, dtype=torch.float32)
     tensors = or_any(rows, d_projected, d_y, rows, given, *norm, basis, d_added)
 
     def run(launch: Launch) -> None:
+        tiles = triton.cdiv(width, launch.columns)
+        each = max(FEWEST_ROWS, triton.cdiv(count, max(1, programs(rows.device, PER_PROCESSOR) // tiles)))
+        parts = triton.cdiv(count, each)
+        held = rows.new_empty(parts, 2, width, dtype=torch.float32)
         pcn_norm_sums[(parts, tiles)](
             *tensors, held, count, each, width, rank, PROJECTED=basis is not None, DIRECT=d_y is not None, RELU=relu,
-            MASK=mask, WRITE=d_added.numel() > 0, PRECISION=precision(basis), ROWS=launch.rows, COLUMNS=columns,
-            DIRECTIONS=directions, STAGES=launch.stages, num_warps=launch.warps,
+            MASK=mask, WRITE=d_added.numel() > 0, PRECISION=precision(basis), ROWS=launch.rows, COLUMNS=launch.columns,
+            DIRECTIONS=rank_tile(rank), STAGES=launch.stages, num_warps=launch.warps,
         )  # fmt: skip
+        pcn_norm_sums_merge[(triton.cdiv(width, MERGED_COLUMNS),)](
+            held, d_bias, d_weight, parts, width, ADDED=MERGED, COLUMNS=MERGED_COLUMNS, num_warps=MERGING_WARPS
+        )
 
     flags = f"{d_projected is not None} {d_y is not None} {mask} {relu}"
     key = f"sums {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
-    CHOICES.run(key, _candidates(SUMS, columns), rows.device, run)
-    pcn_norm_sums_merge[(triton.cdiv(width, MERGED_COLUMNS),)](
-        held, d_bias, d_weight, parts, width, ADDED=MERGED, COLUMNS=MERGED_COLUMNS, num_warps=MERGING_WARPS
-    )
+    CHOICES.run(key, _candidates(SUMS, width, rank), rows.device, run)
 
 
 def _differentiate(
@@ -82,26 +84,25 @@ def _differentiate(
     """Write the gradient of the rows."""
     count, width = rows.shape
     rank = 0 if basis is None else basis.shape[1]
-    directions, columns = rank_tile(rank), min(column_tile(width), WIDEST)
-    column_tiles = triton.cdiv(width, columns)
-    most = max(1, programs(rows.device, 2 * PER_PROCESSOR) // column_tiles)
     tensors = or_any(rows, d_projected, d_y, rows, *norm, basis)
 
     def run(launch: Launch) -> None:
-        tiles = triton.cdiv(count, launch.rows)
+        tiles, column_tiles = triton.cdiv(count, launch.rows), triton.cdiv(width, launch.columns)
+        most = max(1, programs(rows.device, 2 * PER_PROCESSOR) // column_tiles)
         pcn_norm_gradients[(min(tiles, most), column_tiles)](
             *tensors, d_bias, d_weight, d_rows, count, tiles, 1.0 / count, width, rank, PROJECTED=basis is not None,
             DIRECT=d_y is not None, RELU=relu, TRAINING=training, PRECISION=precision(basis), ROWS=launch.rows,
-            COLUMNS=columns, DIRECTIONS=directions, STAGES=launch.stages, num_warps=launch.warps,
+            COLUMNS=launch.columns, DIRECTIONS=rank_tile(rank), STAGES=launch.stages, num_warps=launch.warps,
         )  # fmt: skip
 
     flags = f"{d_projected is not None} {d_y is not None} {relu} {training}"
     key = f"gradients {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
-    CHOICES.run(key, _candidates(GRADIENTS, columns), rows.device, run)
+    CHOICES.run(key, _candidates(GRADIENTS, width, rank), rows.device, run)
 
 
-def _candidates(sizes: list[tuple[int, int, int]], columns: int) -> list[Launch]:
-    return [Launch(max(16, size // columns), columns, warps, stages) for size, warps, stages in sizes]
+def _candidates(sizes: list[tuple[int, int, int]], width: int, rank: int) -> list[Launch]:
+    columns, wider = (min(column_tile(width), most) for most in (WIDEST, WIDER))
+    return tiles_of(sizes if rank else sizes + PLAIN, columns) + (tiles_of(LARGE, wider) if wider > columns else [])
 
 
 @triton.jit(do_not_specialize=["count", "each"])

@@ -9,12 +9,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pcn.kernels.launch import CHOICES, Launch, programs
+from pcn.kernels.launch import CHOICES, Launch, programs, tiles_of
 from pcn.kernels.reference import Norm
-from pcn.kernels.tiles import column_tile, multiply, offset_of, or_any, precision, product_key, rank_tile
+from pcn.kernels.tiles import (
+    LARGEST_BASIS,
+    WIDER_BASIS,
+    column_tile,
+    multiply,
+    offset_of,
+    or_any,
+    precision,
+    product_key,
+    rank_tile,
+)
 
 PER_PROCESSOR = 8  # programs; each goes on to another tile when it is done with one
-TILES = [(4096, 4, 3), (2048, 4, 3), (8192, 4, 2), (8192, 8, 3), (4096, 8, 3), (2048, 4, 4)]  # elements, warps, stages
+# Elements, warps, stages. Tiles of whole rows have larger parts of the basis on the chip.
+TILES = [(4096, 4, 3), (2048, 4, 3), (8192, 4, 2), (8192, 8, 3), (4096, 8, 3), (2048, 4, 4)]
+WIDER = [(8192, 8, 3), (8192, 8, 2), (4096, 4, 3), (4096, 8, 3)]
+PLAIN = [(4096, 4, 1), (8192, 8, 1)]  # nothing is read ahead: other programs fill the time
 
 
 def norm_project(
@@ -31,7 +44,7 @@ def norm_project(
     projected = rows.new_empty(0) if basis is None else basis.new_empty(count, rank)
     if not count:
         return y, projected
-    directions, columns = rank_tile(rank), column_tile(width, rank_tile(rank))
+    directions = rank_tile(rank)
     rank_tiles = max(1, triton.cdiv(rank, directions))
     most = programs(rows.device, PER_PROCESSOR)
     tensors = or_any(rows, added, y, projected, *(norm or (None,) * 4), basis, centre)
@@ -41,15 +54,21 @@ def norm_project(
         pcn_norm[(min(tiles, most), rank_tiles)](
             rows, *tensors, count, tiles, width, rank, NORM=norm is not None, ADDED=added is not None, RELU=relu,
             EMIT=emit, PROJECT=basis is not None, CENTRE=centre is not None, PRECISION=precision(basis),
-            ROWS=launch.rows, COLUMNS=columns, DIRECTIONS=directions, STAGES=launch.stages, num_warps=launch.warps,
+            ROWS=launch.rows, COLUMNS=launch.columns, DIRECTIONS=directions, STAGES=launch.stages,
+            num_warps=launch.warps,
         )  # fmt: skip
 
     flags = f"{norm is not None} {added is not None} {emit} {relu} {centre is not None}"
-    sizes = TILES if added is None else TILES[1:] + TILES[:1]  # two tensors to read: smaller tiles first
-    candidates = [Launch(max(16, size // columns), columns, warps, stages) for size, warps, stages in sizes]
     key = f"norm_project {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
-    CHOICES.run(key, candidates, rows.device, run)
+    CHOICES.run(key, _candidates(width, rank, added is not None), rows.device, run)
     return y, projected
+
+
+def _candidates(width: int, rank: int, added: bool) -> list[Launch]:
+    columns, wide = (column_tile(width, rank_tile(rank), most) for most in (LARGEST_BASIS, WIDER_BASIS))
+    sizes = TILES[1:] + TILES[:1] if added else TILES  # two tensors to read: smaller tiles first
+    wider = tiles_of(WIDER, wide) if rank and wide > columns else []
+    return tiles_of(sizes if rank else sizes + PLAIN, columns) + wider
 
 
 @triton.jit(do_not_specialize=["count", "tiles"])

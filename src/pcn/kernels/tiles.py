@@ -13,7 +13,8 @@ from pcn.kernels.dispatch import INTERPRETED
 
 MOST_DIRECTIONS = 128
 MOST_COLUMNS = 512
-LARGEST_BASIS = 4096  # elements of a basis' tile: it stays in registers while rows pass
+LARGEST_BASIS = 4096  # elements of a basis' tile: it stays on the chip while rows pass
+WIDER_BASIS = 8192  # the same for launches that are worth timing
 
 
 def rank_tile(rank: int) -> int:
@@ -21,9 +22,9 @@ def rank_tile(rank: int) -> int:
     return min(max(16, int(triton.next_power_of_2(max(rank, 1)))), MOST_DIRECTIONS)
 
 
-def column_tile(width: int, directions: int = 16) -> int:
+def column_tile(width: int, directions: int = 16, basis: int = LARGEST_BASIS) -> int:
     """The number of columns in a tile: all of them where they are few."""
-    most = min(MOST_COLUMNS, max(64, LARGEST_BASIS // directions))
+    most = min(MOST_COLUMNS, max(64, basis // directions))
     return min(max(16, int(triton.next_power_of_2(width))), most)
 
 

@@ -1,0 +1,27 @@
+"""A network's calls can be made again from their sizes alone, for any number of samples."""
+
+from __future__ import annotations
+
+import torch
+
+
+def test_calls_are_noted_once_and_made_again_at_another_size() -> None:
+    from pcn.kernels import narrow_conv, norm_project
+    from step_time_launches import NOTED, Like, Noted
+
+    images = torch.randn(NOTED, 4, 8, 8).contiguous(memory_format=torch.channels_last)
+    weight, norm = torch.randn(8, 4, 3, 3, requires_grad=True), [torch.rand(8) for _ in range(4)]
+    with Noted() as noted:
+        for _ in range(2):
+            y, _, _ = narrow_conv(images, weight, 2, 1)
+            y.sum().backward()
+            norm_project(torch.randn(NOTED * 16, 8), None, *norm, None, None, True, True, True)
+    assert sorted(call.name for call in noted.calls) == ["narrow_conv", "narrow_conv_weight", "norm_project"]
+    by_name = {call.name: call.arguments for call in noted.calls}
+    assert by_name["narrow_conv"][0] == Like((NOTED, 4, 8, 8), torch.float32, channels_last=True, per_sample=1)
+    assert by_name["narrow_conv"][1].per_sample == 0  # a weight has its size for any number of samples
+    assert by_name["norm_project"][0].make(2, torch.device("cpu")).shape == (32, 8)
+    with Noted() as again:
+        for call in noted.calls:
+            call.run(NOTED, torch.device("cpu"))
+    assert again.calls == noted.calls
