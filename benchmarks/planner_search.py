@@ -42,6 +42,7 @@ SEEDS = (0, 1, 2, 3, 4)
 NOTHING = "No trial of the search is recorded yet."
 NARROW = {"model": "peers.networks:narrow"}
 WHITENED = {"precondition": 1.0}
+AS_TRAINED = {**WHITENED, "analysis_mode": "batch"}  # batch norm in the look as in training: running statistics lag
 ARMS: dict[str, dict[str, Any]] = {
     "plain directions": {},
     "narrow": NARROW,
@@ -60,6 +61,19 @@ ARMS: dict[str, dict[str, Any]] = {
     "precondition 1": WHITENED,
     "precondition 1, taylor": {**WHITENED, "worth": "taylor"},
     "precondition 1, divergence": {**WHITENED, "worth": "divergence"},
+    "batch statistics, taylor": {"analysis_mode": "batch", "worth": "taylor"},
+    "batch statistics, precondition 1": AS_TRAINED,
+    "batch statistics, precondition 1, taylor": {**AS_TRAINED, "worth": "taylor"},
+    "batch statistics, precondition 1, divergence": {**AS_TRAINED, "worth": "divergence"},
+    "batch statistics, precondition 1, paper's ranks": {**AS_TRAINED, "params": None, "pcn": "wide_resnet20-pcn1"},
+    "batch statistics, precondition 1, switch after 4, taylor": {**AS_TRAINED, "worth": "taylor", "switch_at": "4"},
+    "batch statistics, precondition 1, dropped part kept, taylor": {
+        **AS_TRAINED,
+        "worth": "taylor",
+        "keep_dropped": True,
+    },
+    "batch statistics, precondition 1, balanced basis, taylor": {**AS_TRAINED, "basis": "balanced", "worth": "taylor"},
+    "batch statistics, precondition 1, decay 5e-4, taylor": {**AS_TRAINED, "worth": "taylor", "weight_decay": 5e-4},
     "precondition 1, paper's ranks": {**WHITENED, "params": None, "pcn": "wide_resnet20-pcn1"},
     "precondition 1, response basis": {**WHITENED, "basis": "response"},
     "precondition 1, balanced basis": {**WHITENED, "basis": "balanced"},
@@ -101,16 +115,18 @@ ARMS: dict[str, dict[str, Any]] = {
     "switch after 8": {"switch_at": "8"},
 }
 PROMISING = (  # to be tried first
+    "narrow",
+    "batch statistics, precondition 1, taylor",
     "precondition 1, taylor",
-    "precondition 1, dropped part kept, frozen, taylor",
-    "precondition 1, narrow's operations, taylor",
-    "precondition 1, balanced basis, taylor",
-    "precondition 1, balanced basis",
-    "precondition 1, divergence",
-    "precondition 1, switch after 4, taylor",
-    "precondition 1, decay 5e-4, taylor",
+    "batch statistics, precondition 1",
+    "batch statistics, taylor",
+    "batch statistics, precondition 1, switch after 4, taylor",
+    "batch statistics, precondition 1, dropped part kept, taylor",
+    "batch statistics, precondition 1, balanced basis, taylor",
+    "batch statistics, precondition 1, divergence",
+    "batch statistics, precondition 1, decay 5e-4, taylor",
     "narrow, decay 5e-4",  # beside the one above
-    "precondition 1/2, taylor",
+    "precondition 1, narrow's operations, taylor",
     "precondition 1, two-sided, taylor",
     "precondition 1, basis trained to epoch 5, taylor",
 )
@@ -160,7 +176,7 @@ def settings(item: Trunk | Trial, data: Path) -> Settings:
     if item.trunk is None:
         options = {"parent": base.model, "options": base.model_options, "target": TARGET}
         return replace(base, model_options=options, **changes)
-    usual = {"params": TARGET, "switch_at": str(SWITCH), "precondition": 0.0}
+    usual = {"params": TARGET, "switch_at": str(SWITCH), "precondition": 0.0, "analysis_mode": "eval"}
     return replace(base, **{**usual, **changes})
 
 

@@ -73,7 +73,7 @@ def _seen(model: nn.Module, batch: Tensor) -> list[tuple[nn.Module, Any, int]]:
     kinds = (FusedNorm, PCModule, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     hooks = [module.register_forward_hook(hook) for module in model.modules() if isinstance(module, kinds)]
     try:
-        with plain(), untouched(model, eval_mode=True), torch.no_grad():
+        with plain(), untouched(model), torch.no_grad():
             model(batch)
     finally:
         for each in hooks:

@@ -61,6 +61,20 @@ def scaled(config: pcn.PCNConfig, factor: int) -> pcn.PCNConfig:
     return replace(config, layers=layers)
 
 
+def in_eights(config: pcn.PCNConfig) -> pcn.PCNConfig:
+    """The next larger multiples of eight, which fast convolutions in bf16 need."""
+
+    def up(size: object) -> int | None:
+        assert size is None or isinstance(size, int)
+        return None if size is None else -(-size // 8) * 8
+
+    rules = {
+        name: replace(rule, rank=up(rule.rank), keep_outputs=up(rule.keep_outputs))
+        for name, rule in config.layers.items()
+    }
+    return replace(config, layers=rules)
+
+
 def _paper(name: str) -> pcn.PCNConfig:
     config = models.config(name)
     assert config is not None
@@ -90,6 +104,7 @@ IN_ORDER = [  # the most important first
     ),
     Network("vgg19-pcn", "vgg19", vgg19, partial(vgg19, 32), _paper("vgg19-pcn"), IMAGENET, (256,)),
     Network("conv4-pcn", "conv4", partial(models.build, "conv4"), None, _paper("conv4-pcn")),
+    Network("conv4-pcn-in-eights", "conv4", partial(models.build, "conv4"), None, in_eights(_paper("conv4-pcn"))),
     Network("wide_mlp-pcn", "wide_mlp", wide_mlp, partial(wide_mlp, 4096), MLP_PCN, ROWS),
 ]  # fmt: skip
 NETWORKS = {network.name: network for network in IN_ORDER}

@@ -103,6 +103,7 @@ def make_record(job: Job, trainer: Trainer, result: Record, seen: Sequence[Recor
         "switch_epoch": result["switch_epoch"],
         **{name: result[name] for name in ("total_params", "trainable_params", "test_accuracy")},
         "validation_accuracy": result["validation_accuracy"],
+        "train_loss": next((r["loss"] for r in reversed(seen) if r["event"] == "epoch"), None),  # of the last epoch
         **({"epoch_of_best_validation": result["best_epoch"]} if settings.keep_best or settings.patience else {}),
         **{name: None if job.shared else result[name] for name in measured},
         "validation_before_switch": before[0] if before else None,

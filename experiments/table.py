@@ -88,6 +88,26 @@ def recalibration(records: list[Record]) -> Table:
     return ["running statistics", "runs", "validation before", "right after (%)", "test at the end (%)"], rows
 
 
+def lagging(records: list[Record]) -> Table:
+    """A row for each way to look at the network, and for a narrower one."""
+    rows = [
+        [
+            arm,
+            str(len(runs)),
+            f"{mean(runs, 'trainable_params'):,.0f}",
+            f"{mean(runs, 'train_loss'):.3f}",
+            *_accuracies(runs),
+        ]
+        for arm, runs in grouped(records, "network").items()
+    ]
+    return ["network", "runs", "trainable", "loss of the last epoch", "test accuracy (%)", "of each seed"], rows
+
+
+def _accuracies(runs: list[Record]) -> list[str]:
+    found = [run["test_accuracy"] for run in sorted(runs, key=lambda run: run["seed"])]
+    return [f"{statistics.mean(found):.2f}", ", ".join(f"{each:.2f}" for each in found)]
+
+
 TABLES: dict[str, tuple[Callable[[list[Record]], Table], ...]] = {
     "cifar10_conv4": (networks,),
     "cifar10_resnets": (networks,),
@@ -97,6 +117,7 @@ TABLES: dict[str, tuple[Callable[[list[Record]], Table], ...]] = {
     "conv4_robustness": (robustness, ablation),
     "open_questions": (open_questions,),
     "digits_recalibration": (recalibration,),
+    "lagging_statistics": (lagging,),
 }
 
 

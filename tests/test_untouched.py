@@ -53,11 +53,11 @@ def assert_same(before, after):
         assert after[key] == before[key]
 
 
-@pytest.mark.parametrize("eval_mode", [True, False])
-def test_everything_is_as_it_was(eval_mode):
+@pytest.mark.parametrize("mode", ["eval", "batch", "train"])
+def test_everything_is_as_it_was(mode):
     model = make_model()
     before = snapshot(model)
-    analyze(model, [torch.ones(4, 3, 6, 6)] * 2, eval_mode=eval_mode)
+    analyze(model, [torch.ones(4, 3, 6, 6)] * 2, mode=mode)
     assert_same(before, snapshot(model))
 
 
@@ -81,7 +81,7 @@ def test_everything_is_as_it_was_after_an_error(where):
 
     before = snapshot(model)
     with pytest.raises(Exception, match=r"broken|NaN"):
-        analyze(model, batches(), forward=forward, eval_mode=False)
+        analyze(model, batches(), forward=forward, mode="train")
     assert_same(before, snapshot(model))
 
 

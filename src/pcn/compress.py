@@ -11,6 +11,7 @@ from pcn.example import Batches, Forward, first_of, opened, repeatable
 from pcn.plan import Plan, check_untransformed
 from pcn.planning import make_plan
 from pcn.statistics import analyze
+from pcn.untouched import Mode
 from pcn.within import measure_first
 
 
@@ -29,7 +30,8 @@ def compress_(
     """Turn a model into its principal component network in place, and return the plan that was applied.
 
     ``params``, ``flops``, ``step_ms`` and ``memory_mib`` are a budget (:class:`pcn.Budget`, which can be given whole in
-    place of the configuration): ranks are then chosen to fit it. The optimizer, when given, goes on with the new
+    place of the configuration): ranks are then chosen to fit it, and in a model that stands in train mode batch norm
+    counts as it does there. The optimizer, when given, goes on with the new
     parameters.
 
     >>> import torch
@@ -50,5 +52,6 @@ def compress_(
         measured = measure_first(model, first, wish, forward=forward)
     options = wish.config if isinstance(wish, Budget) else wish
     needed = options.needs_gradients
-    stats = analyze(model, opened(batches), forward=forward, exclude=options.exclude, gradients=needed)
+    mode: Mode = "batch" if isinstance(wish, Budget) and model.training else "eval"
+    stats = analyze(model, opened(batches), forward=forward, exclude=options.exclude, gradients=needed, mode=mode)
     return make_plan(model, stats, wish, batches=batches, measured=measured).apply_(model, stats, optimizer=optimizer)

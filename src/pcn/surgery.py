@@ -84,7 +84,7 @@ def _check_runs(model: nn.Module, example: Example, replaced: dict[nn.Module, st
     """Run the changed model; an old layer that is called all the same is held somewhere that we cannot see."""
     called: list[str] = []
     try:
-        with untouched(model, eval_mode=True), ExitStack() as hooks:
+        with untouched(model), ExitStack() as hooks:
             for old, name in replaced.items():
                 _watch_(old, partial(called.append, name), hooks)
             example.call(model)

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from pcn.errors import ConfigError
+
+Mode = Literal["eval", "batch", "train"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 @contextmanager
-def untouched(model: nn.Module, eval_mode: bool) -> Iterator[None]:
+def untouched(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
     """Run a model eagerly and without gradients; its modes, buffers and the random numbers are put back afterwards.
+
+    It runs in eval mode; with ``"batch"`` batch norms normalise by the batch's own statistics, as in training, while
+    dropout is off; with ``"train"`` it runs as it stands.
 
     A hook on a part of a compiled model does not fire, so that compiled code is passed by; fused modules hand values
     on that hooks could not read, so that their stock code runs. For a few batches of another size, cuDNN's search for
@@ -27,9 +37,32 @@ def untouched(model: nn.Module, eval_mode: bool) -> Iterator[None]:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_without_search())
         stack.enter_context(plain())
-        if eval_mode:
+        if mode != "train":
             model.eval()
+        if mode == "batch":
+            _forget_running_statistics(model)
         yield
+
+
+def checked_mode(mode: Mode) -> Mode:
+    """Return the mode, if there is one of that name.
+
+    >>> checked_mode("batch")
+    'batch'
+    """
+    if mode not in MODES:
+        raise ConfigError(f"mode={mode!r}: give one of {', '.join(MODES)}")
+    return mode
+
+
+def _forget_running_statistics(model: nn.Module) -> None:
+    """Leave batch norms only the batch's own statistics: without running ones they use these in eval mode too.
+
+    In train mode those of several processes would wait for each other.
+    """
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.running_mean = module.running_var = None
 
 
 @contextmanager

@@ -212,6 +212,20 @@ def test_a_looser_second_limit_takes_nothing_away() -> None:
         assert pcn.make_plan(model, stats, budget).transformed
 
 
+def test_what_two_limits_leave_is_used_up() -> None:
+    """One kind of layer takes operations, the other parameters: at equal prices the second limit was half unused."""
+
+    def layer(params: int, flops: int, scale: float) -> list[Option]:
+        steps = range(1, 33)
+        return [Option(r, None, {"params": r * params, "flops": r * flops}, scale * r**0.5) for r in steps]
+
+    offers = {f"early {n}": layer(1, 20, 3.0) for n in range(4)} | {f"late {n}": layer(20, 1, 1.0) for n in range(4)}
+    limits = {"params": 1200, "flops": 1200}
+    served = hand_out(offers, Room(limits))
+    costs = together(each.option for each in served.values())
+    assert all(0.93 * limits[unit] <= costs[unit] <= limits[unit] for unit in limits)
+
+
 def test_rules_are_not_taken_for_whole_layers_before_training() -> None:
     model, _ = network()
     rules = dict.fromkeys(("conv2", "conv3", "fc1", "fc2"), pcn.LayerRule(rank=1))

@@ -1,5 +1,7 @@
 """One pass measures what each layer really reads, whatever the model, its input and the way it is called."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -227,8 +229,57 @@ def test_a_fraction_of_the_samples():
 def test_train_mode_if_asked_for():
     model = Net().train()
     batch = torch.randn(8, 4, 6, 6) * 3 + 2
-    evaluated, trained = analyze(model, [batch]), analyze(model, [batch], eval_mode=False)
+    evaluated, trained = analyze(model, [batch]), analyze(model, [batch], mode="train")
     assert not torch.allclose(evaluated.mean("second"), trained.mean("second"))
+
+
+class Lagging(nn.Module):
+    """A network whose running statistics are whatever somebody has written there."""
+
+    def __init__(self, factor):
+        super().__init__()
+        torch.manual_seed(0)
+        norm = nn.BatchNorm2d(8)
+        self.layers = nn.Sequential(nn.Conv2d(4, 8, 3), norm, nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(8, 6, 3))
+        self.head = nn.Linear(6, 3)
+        norm.running_mean += factor - 1
+        norm.running_var *= factor
+        norm.num_batches_tracked += 1
+
+    def forward(self, x):
+        return self.head(self.layers(x).mean((2, 3)))
+
+
+def test_with_the_batches_own_statistics_running_ones_do_not_count():
+    batches = [torch.randn(16, 4, 8, 8) for _ in range(2)]
+    found = []
+    for factor in (1.0, 50.0):
+        model = Lagging(factor).train()
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        stats = analyze(model, batches, mode="batch")
+        plan = pcn.make_plan(model, stats, pcn.Budget(params=0.6, step=1, worth=pcn.Taylor()), batches=batches)
+        found.append((stats.covariance("layers.4"), plan.to_json()))
+        assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    without_dropout = Lagging(50.0).train()
+    without_dropout.layers[3].eval()
+    trained = analyze(without_dropout, batches, mode="train")
+    torch.testing.assert_close(trained.covariance("layers.4"), found[0][0])
+
+
+def test_running_statistics_that_lag_are_warned_of():
+    batch = torch.randn(64, 4, 8, 8)
+    with pytest.warns(UserWarning, match=r"layers\.1 .*factor"):
+        analyze(Lagging(50.0), [batch])
+    model = Lagging(50.0)
+    pcn.recalibrate_(model, [batch])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        analyze(model, [batch])
+        analyze(Lagging(50.0), [batch], mode="batch")
+    with pytest.raises(ConfigError, match="eval, batch, train"):
+        analyze(model, [batch], mode="evaluation")
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_leading_directions(count, monkeypatch):
 def test_random_numbers_and_buffers_come_back():
     model = make_model().cuda().train()
     state, buffers = torch.cuda.get_rng_state(), [b.clone() for b in model.buffers()]
-    analyze(model, [torch.randn(8, 3, 8, 8)], eval_mode=False)
+    analyze(model, [torch.randn(8, 3, 8, 8)], mode="train")
     assert torch.equal(torch.cuda.get_rng_state(), state)
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), buffers, strict=True))
 

@@ -60,6 +60,15 @@ def test_what_was_read_merges_with_what_is_measured_later(tmp_path: Path) -> Non
     assert torch.equal(read.merge(later).covariance("fc2"), first.merge(later).covariance("fc2"))
 
 
+def test_the_mode_comes_back_and_statistics_of_two_modes_do_not_mix(tmp_path: Path) -> None:
+    model = ConvNet()
+    one, another = (pcn.analyze(model, [images(16)], mode=mode) for mode in ("batch", "eval"))
+    assert saved_and_read(one, tmp_path).mode == "batch"
+    assert one.merge(one).mode == "batch"
+    with pytest.raises(pcn.StatisticsError, match="mode 'batch'"):
+        one.merge(another)
+
+
 def test_the_example_comes_back_in_its_form(tmp_path: Path) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

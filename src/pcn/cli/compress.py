@@ -57,7 +57,7 @@ def _outputs(model: torch.nn.Module, example: Example | None) -> list[Tensor]:
     """What the model makes of the first batch, as numbers that can be compared."""
     if example is None:
         return []
-    with untouched(model, True):
+    with untouched(model):
         return [leaf.double() for leaf in tree_leaves(example.call(model)) if _is_numbers(leaf)]
 
 

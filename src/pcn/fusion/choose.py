@@ -54,7 +54,7 @@ def choose_forms(model: nn.Module, example: Any, *, among: Sequence[Form] = FORM
 def _inputs(model: nn.Module, example: Example, layers: dict[str, PCModule]) -> dict[str, Tensor]:
     """Random numbers like those that each layer reads first."""
     kept = Kept.beside(())
-    with untouched(model, eval_mode=True), kept.layers_named(layers):
+    with untouched(model), kept.layers_named(layers):
         example.call(model)
         return {name: reads[0].like() for name, reads in kept.reads.items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pcn.errors import ConfigError
@@ -14,21 +14,31 @@ from pcn.planner.units import Costs, amounts
 
 Offers = Mapping[str, list[Option]]
 _Bid = tuple[float, float, str, Option]  # what it does not buy per price and in all, and for which layer: one bid each
+ROUNDS = 12  # in which the prices of several limits come into balance, by smaller and smaller steps
+STEEP, CALMER = 4.0, 0.75
 LEAST = "even with every layer at its lowest rank: the least would be"
 
 
 @dataclass(frozen=True)
 class Room:
-    """What the whole model may cost, in every unit that is limited, and what all that is not on offer takes of it."""
+    """What the whole model may cost, in every unit that is limited, and what all that is not on offer takes of it.
+
+    Of several limits the one that is short should count for more: ``weights`` are those of their shares in a price.
+    """
 
     limits: Costs
     others: Costs = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     def price(self, option: Option) -> float:
         """What an option takes of the one limit, in its own unit; of several, its shares of what there is, added up."""
         if len(self.left) == 1:  # whole numbers, so that what is the better bargain does not depend on the room
             return option.costs[next(iter(self.left))]
-        return sum(option.costs[unit] / max(left, 1) for unit, left in self.left.items())
+        return sum(self.weights.get(unit, 1.0) * share for unit, share in self.shares(option.costs).items())
+
+    def shares(self, costs: Costs) -> dict[str, float]:
+        """What costs are of what there is."""
+        return {unit: costs[unit] / max(left, 1) for unit, left in self.left.items()}
 
     def holds(self, costs: Costs) -> bool:
         """Whether so much fits beside the others."""
@@ -68,9 +78,29 @@ def hand_out(offers: Offers, room: Room) -> dict[str, Served]:
     """Choose an option for every layer so that together they fit and are worth most, as far as greed finds it.
 
     Whichever option buys most for its price, among all that still fit, is taken next. With one limit, more room is
-    never worth less.
+    never worth less. Of several, each counts alone once, and then all with weights that grow where little is left: what
+    is worth most in all is the answer.
     """
-    chosen = _start(offers, room)
+    start = _start(offers, room)
+    if len(room.limits) == 1:
+        return _greedy(offers, start, room)
+    found = [_greedy(offers, start, replace(room, weights=_only(unit, room))) for unit in room.limits]
+    weights = dict.fromkeys(room.limits, 1.0)
+    for number in range(ROUNDS):
+        found.append(_greedy(offers, start, replace(room, weights=weights)))
+        used = room.shares(added(dict.fromkeys(room.limits, 0), *(each.option.costs for each in found[-1].values())))
+        weights = {unit: weight * used[unit] ** (STEEP * CALMER**number) for unit, weight in weights.items()}
+        most = max(weights.values())
+        weights = {unit: weight / most for unit, weight in weights.items()} if most > 0 else weights
+    return max(found, key=lambda served: sum(each.option.worth for each in served.values()))
+
+
+def _only(unit: str, room: Room) -> dict[str, float]:
+    return {other: float(other == unit) for other in room.limits}
+
+
+def _greedy(offers: Offers, start: dict[str, Option], room: Room) -> dict[str, Served]:
+    chosen = _Chosen(dict(start), room)
     ladders = {name: bargains(options, room.price) for name, options in offers.items()}
     queue: list[_Bid] = []
     for name in offers:
@@ -86,7 +116,7 @@ def hand_out(offers: Offers, room: Room) -> dict[str, Served]:
     }
 
 
-def _start(offers: Offers, room: Room) -> _Chosen:
+def _start(offers: Offers, room: Room) -> dict[str, Option]:
     """The cheapest option of every layer, by all limits together or, if those do not fit, by one of them."""
     room.check_reachable(offers)
     starts = []
@@ -101,7 +131,7 @@ def _start(offers: Offers, room: Room) -> _Chosen:
             "no ranks were found that meet all limits of the budget together: the lowest take "
             f"{amounts(starts[0].costs)}, where there are {amounts(room.left)} for them"
         )
-    return fitting[0]
+    return fitting[0].options
 
 
 class _Chosen:

@@ -55,7 +55,7 @@ class Divergence:
 
     def __call__(self, model: nn.Module, stats: Statistics, layers: Sequence[str], batches: Iterable[Any]) -> Values:
         device = device_of(model)
-        with untouched(model, eval_mode=True):
+        with untouched(model, stats.mode_without_dropout):
             calls = [Example.of(batch, forward_of(stats), device) for batch in batches]
             if not calls:
                 raise StatisticsError("there was no batch to compare outputs on: give batches=, a list or a function")

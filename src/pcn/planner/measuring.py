@@ -51,7 +51,7 @@ def measure_costs(
         for name, module, reason in transformable_layers(base)
         if reason is None and trials.config.excludes(name) is None
     }
-    with untouched(base, eval_mode=False), torch.enable_grad():
+    with untouched(base, "train"), torch.enable_grad():
         _train_alone(base)
         wanted = [parameter for parameter in base.parameters() if parameter.requires_grad]
         kept = Kept.beside((*base.parameters(), *base.buffers()))

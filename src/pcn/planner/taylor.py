@@ -36,7 +36,7 @@ class Taylor:
         forward = forward_of(stats)
         loss = self.loss or predicted_losses(forward)
         samples = 0
-        with untouched(model, eval_mode=True):
+        with untouched(model, stats.mode_without_dropout):
             for batch in batches:
                 reads = Reads(model, sums, Example.of(batch, forward).samples)
                 with reads.watching():

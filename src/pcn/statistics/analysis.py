@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -15,9 +16,10 @@ from pcn.layers import unwrap
 from pcn.statistics.choice import as_list, check_batches, check_numbers, check_same, choose_layers
 from pcn.statistics.collect import Collector, Sampling
 from pcn.statistics.forms import SketchOptions
+from pcn.statistics.lag import watching_lag
 from pcn.statistics.passes import Passes
 from pcn.statistics.statistics import LayerShape, Statistics
-from pcn.untouched import untouched
+from pcn.untouched import Mode, checked_mode, untouched
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -35,14 +37,17 @@ def analyze(
     seed: int = 0,
     max_rank: int | None = None,
     passes: int | None = None,
-    eval_mode: bool = True,
+    mode: Mode = "eval",
     gradients: bool | Loss = False,
     group: ProcessGroup | None = None,
 ) -> Statistics:
     """Measure the inputs of every layer that can be transformed, in one pass over the batches.
 
-    The model runs in eval mode (as it stands with ``eval_mode=False``) and is unchanged afterwards. ``layers`` and
-    ``exclude`` are names or globs. ``pool`` averages a convolution's input over squares of that size first;
+    The model runs in eval mode and is unchanged afterwards. With ``mode="batch"`` batch norms use the batch's own
+    statistics, as in training: early in a run running ones may lag far behind. With ``mode="train"`` it runs as it
+    stands, dropout included. ``layers`` and ``exclude`` are names or globs.
+
+    ``pool`` averages a convolution's input over squares of that size first;
     ``fraction`` measures a random part of each batch, another one for each layer. An input too wide for its covariance
     is sketched so that ``max_rank`` directions can be told; another pass refines that, and is made unless ``passes``
     is 1 or the batches can be iterated only once.
@@ -67,15 +72,16 @@ def analyze(
     def choose() -> tuple[dict[str, nn.Module], dict[str, str], Loss | None]:
         check_batches(batches)
         check_numbers(pool, fraction, max_rank, passes)
+        checked_mode(mode)
         return *choose_layers(model, asked, as_list(exclude)), _loss(gradients, forward)
 
     wanted, left_alone, loss = ranks.together(choose)
     shapes = {name: LayerShape.of(module) for name, module in wanted.items()}
     options = SketchOptions(max_rank, seed)
-    check_same(ranks, (shapes, options, pool, passes, loss is None))
+    check_same(ranks, (shapes, options, pool, passes, mode, loss is None))
     collector = Collector(wanted, Sampling(pool, fraction, seed), options)
     over = Passes(model, batches, forward, ranks)
-    with untouched(model, eval_mode):
+    with untouched(model, mode), watching_lag(model) if mode == "eval" else nullcontext():
         example = over.collect_(collector, loss)
         over.refine_(collector, passes)
     unseen = [name for name in wanted if name not in collector.key_of]
@@ -90,6 +96,7 @@ def analyze(
         example=example,
         options=options,
         gradients={name: collector.gradients[name] for name in wanted if name in collector.gradients},
+        mode=mode,
     )
 
 

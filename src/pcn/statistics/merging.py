@@ -17,6 +17,8 @@ def merge(mine: Statistics, other: Statistics) -> Statistics:
                 f"{name!r} shares its input with {sorted(_readers(mine, name))} on one side and with "
                 f"{sorted(_readers(other, name))} on the other, so that the two cannot be merged"
             )
+    if mine.mode != other.mode:
+        raise StatisticsError(f"one side was measured in mode {mine.mode!r}, the other in {other.mode!r}")
     key_of = agreed_keys([mine.layers, other.layers])
     layers = {name: key_of[name] for name in mine.shapes if name in key_of}
     moments = dict(mine.moments)
@@ -32,6 +34,7 @@ def merge(mine: Statistics, other: Statistics) -> Statistics:
         example=mine.example or other.example,
         options=mine.options,
         gradients=_gradients(mine, other),
+        mode=mine.mode,
     )
 
 

@@ -22,6 +22,7 @@ from pcn.statistics.moments import Covariance, Moments
 from pcn.statistics.samples import Samples
 from pcn.statistics.sketch import Sketch
 from pcn.statistics.statistics import LayerShape, Statistics
+from pcn.untouched import checked_mode
 
 FORMAT, VERSION = "pcn-statistics", 1
 FORMS: dict[str, tuple[str, ...]] = {  # the tensors of every form of moments
@@ -44,6 +45,7 @@ def save(statistics: Statistics, path: str | os.PathLike[str]) -> None:
         "moments": _moments_out(statistics.moments, "", tensors),
         "gradients": _moments_out(statistics.gradients, "gradient.", tensors),
         "example": _example_out(statistics.example, tensors),
+        "mode": statistics.mode,
     }
     metadata = {"format": FORMAT, "version": str(VERSION), "statistics": json.dumps(head)}
     own = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
@@ -76,7 +78,8 @@ def _read(head: dict[str, Any], tensors: State) -> Statistics:
         if each.groups * each.width != shapes[name].inputs:
             raise ValueError(f"{name!r} has another width than its moments")
     example, options = _example_in(head["example"], tensors), SketchOptions(**head["options"])
-    return Statistics(head["layers"], head["left_alone"], moments, shapes, example, options, gradients)
+    mode = checked_mode(head.get("mode", "eval"))
+    return Statistics(head["layers"], head["left_alone"], moments, shapes, example, options, gradients, mode)
 
 
 def _moments_out(moments: Mapping[str, Moments], prefix: str, tensors: State) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from pcn.statistics import eigen, forms
 from pcn.statistics.forms import SketchOptions
 from pcn.statistics.moments import Moments
 from pcn.statistics.spectrum import Spectrum
+from pcn.untouched import Mode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +67,13 @@ class Statistics:
     example: Example | None = field(default=None, repr=False)
     options: SketchOptions = field(default_factory=SketchOptions, repr=False)
     gradients: dict[str, Moments] = field(default_factory=dict, repr=False)
+    mode: Mode = "eval"  # of the model meanwhile
     _spectra: dict[str, Spectrum] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def mode_without_dropout(self) -> Mode:
+        """How the model runs where it is looked at again: batch norm as it was, dropout off."""
+        return "batch" if self.mode == "batch" else "eval"
 
     def samples(self, layer: str) -> int:
         """The number of samples of a layer's input: every position and token counts."""

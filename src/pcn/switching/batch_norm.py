@@ -61,7 +61,7 @@ def _measure(
     model: nn.Module, norms: list[BatchNorm], batches: Iterable[Any], forward: Forward | None
 ) -> tuple[int, list[dict[str, Tensor]]]:
     count = 0
-    with untouched(model, eval_mode=True), _measuring(norms):
+    with untouched(model), _measuring(norms):
         for batch in batches:
             Example.of(batch, forward, device_of(model)).call(model)
             count += 1

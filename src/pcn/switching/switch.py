@@ -54,7 +54,7 @@ class Switch:
     ``group`` are the processes that train together, by default those of a model in DistributedDataParallel: all of
     them make the same calls, each with its own batches. ``measured`` are costs that :func:`pcn.measure_costs` found:
     a budget of time or memory that cannot be met is then refused at once. ``analysis`` are further arguments of
-    :func:`pcn.analyze`.
+    :func:`pcn.analyze`, whose mode is ``"batch"`` within a budget: what counts is what training sees.
 
     >>> model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     >>> switch = Switch(model, None, PCNConfig(rank=16), at=2)  # give your optimizer in place of None
@@ -173,7 +173,8 @@ class Switch:
         self._engine.sync_buffers_()
         ranks = self._engine.ranks
         own = ranks.together(lambda: opened(batches))
-        config, how = self.options, {"gradients": self.options.needs_gradients, **self.analysis}
+        config, mode = self.options, "batch" if isinstance(self._wish, Budget) else "eval"
+        how = {"gradients": config.needs_gradients, "mode": mode, **self.analysis}
         return analyze(self.model, own, forward=self.forward, exclude=config.exclude, group=ranks.group, **how)
 
     def _tell(self, epoch: int, stats: Statistics) -> None:

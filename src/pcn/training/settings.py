@@ -14,12 +14,12 @@ from typing import Any, get_args, get_type_hints
 from pcn.config import BASES, ORDERS
 from pcn.errors import ConfigError, suggest
 from pcn.planner.units import MEASURED, UNITS
+from pcn.untouched import MODES
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "drops", "cosine")
 AUGMENT = ("none", "crop-flip", "resized-crop", "resized-crop-colour")
 SCALES = ("unit", "standardise", "centre")
-MODES = ("eval", "train")
 LIMITS = tuple(UNITS)  # of a budget
 WORTHS = ("response", "taylor", "divergence")
 
@@ -100,7 +100,12 @@ class Settings:
     recalibrate: bool = option(False, "measure batch norm's statistics anew after the switch")
     measure_every: int = option(1, "epochs between looks at the effective dimensions, up to the switch; 0: never")
     calibration_samples: int = option(5000, "training samples to find the subspaces on")
-    analysis_mode: str = option("eval", "the mode of dropout and batch norm meanwhile", choices=MODES)
+    analysis_mode: str | None = option(
+        None,
+        "the model's mode meanwhile: eval, batch (as eval, but batch norm as in training) or train "
+        "(default: eval, within a budget batch)",
+        choices=MODES,
+    )
     analysis_pool: int | None = option(None, "average convolutions' inputs over squares of so many pixels first")
     analysis_fraction: float | None = option(None, "use a random part of the samples, another one for each layer")
     keep_best: bool = option(False, "end with the weights of the epoch with the best validation accuracy")

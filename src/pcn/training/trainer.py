@@ -165,7 +165,7 @@ class Trainer:
     def _failure(self, inputs: Tensor) -> Exception | None:
         """Run the model on two samples and return what it raises."""
         try:
-            with untouched(self.model, eval_mode=True), autocast(self.device):
+            with untouched(self.model), autocast(self.device):
                 self.model(inputs[:2])
         except Exception as error:
             return error

@@ -1,0 +1,47 @@
+"""Batch norms whose running statistics lag behind: what eval mode shows is then not what training sees."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+FAR = 4.0  # times the running variance, or a part of it
+
+
+@contextmanager
+def watching_lag(model: nn.Module) -> Iterator[None]:
+    """Warn of the batch norm whose running variance is furthest from that of the first batch that it reads.
+
+    Those that have not been trained yet have no running statistics to speak of.
+    """
+    times: dict[str, float] = {}
+    with ExitStack() as hooks:
+        for name, norm in model.named_modules():
+            if isinstance(norm, _BatchNorm) and norm.running_var is not None and norm.num_batches_tracked:
+                handle = norm.register_forward_pre_hook(partial(_compare, name, times))
+                hooks.callback(handle.remove)
+        yield
+    if times and max(times.values()) > FAR:
+        worst = max(times, key=lambda name: times[name])
+        warnings.warn(
+            f"batch norm's running statistics lag behind: at {worst} the variance of a batch and the running one "
+            f"differ by a factor of {times[worst]:.3g}, so eval mode does not show what training sees. Measure with "
+            'mode="batch", or call pcn.recalibrate_ first',
+            stacklevel=4,
+        )
+
+
+def _compare(name: str, times: dict[str, float], norm: Any, inputs: tuple[Tensor, ...]) -> None:
+    x = inputs[0].detach()
+    if name in times or x.numel() <= x.shape[1]:
+        return
+    variance = x.float().var(tuple(each for each in range(x.dim()) if each != 1), correction=0)
+    ratio = (variance + norm.eps) / (norm.running_var.float() + norm.eps)
+    times[name] = float(torch.exp(ratio.log().abs().median()))
