@@ -270,8 +270,12 @@ def test_with_the_batches_own_statistics_running_ones_do_not_count():
 
 def test_running_statistics_that_lag_are_warned_of():
     batch = torch.randn(64, 4, 8, 8)
+    model = Lagging(50.0)
     with pytest.warns(UserWarning, match=r"layers\.1 .*factor"):
-        analyze(Lagging(50.0), [batch])
+        analyze(model, [batch])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        analyze(model, [batch])  # once is enough
     model = Lagging(50.0)
     pcn.recalibrate_(model, [batch])
     with warnings.catch_warnings():

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 FAR = 4.0  # times the running variance, or a part of it
+_TOLD: WeakSet[nn.Module] = WeakSet()  # models that were warned of: a training loop looks after every epoch
 
 
 @contextmanager
@@ -28,7 +30,8 @@ def watching_lag(model: nn.Module) -> Iterator[None]:
                 handle = norm.register_forward_pre_hook(partial(_compare, name, times))
                 hooks.callback(handle.remove)
         yield
-    if times and max(times.values()) > FAR:
+    if times and max(times.values()) > FAR and model not in _TOLD:
+        _TOLD.add(model)
         worst = max(times, key=lambda name: times[name])
         warnings.warn(
             f"batch norm's running statistics lag behind: at {worst} the variance of a batch and the running one "
