@@ -37,10 +37,10 @@ def untouched(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_without_search())
         stack.enter_context(plain())
-        if mode != "train":
-            model.eval()
         if mode == "batch":
             _forget_running_statistics(model)
+        if mode != "train":
+            model.eval()
         yield
 
 
@@ -58,10 +58,11 @@ def checked_mode(mode: Mode) -> Mode:
 def _forget_running_statistics(model: nn.Module) -> None:
     """Leave batch norms only the batch's own statistics: without running ones they use these in eval mode too.
 
-    In train mode those of several processes would wait for each other.
+    In train mode those of several processes would wait for each other. One that stands in eval mode in a model that
+    trains is frozen, and stays so.
     """
     for module in model.modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, _BatchNorm) and (module.training or not model.training):
             module.running_mean = module.running_var = None
 
 

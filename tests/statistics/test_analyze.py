@@ -268,6 +268,15 @@ def test_with_the_batches_own_statistics_running_ones_do_not_count():
     torch.testing.assert_close(trained.covariance("layers.4"), found[0][0])
 
 
+def test_a_batch_norm_that_is_frozen_in_training_is_looked_at_so():
+    batch = torch.randn(16, 4, 8, 8)
+    model = Lagging(3.0).train()
+    model.layers[1].eval()
+    frozen = analyze(model, [batch], mode="batch").covariance("layers.4")
+    assert torch.equal(frozen, analyze(model, [batch]).covariance("layers.4"))
+    assert not torch.allclose(frozen, analyze(model.eval(), [batch], mode="batch").covariance("layers.4"))
+
+
 def test_running_statistics_that_lag_are_warned_of():
     batch = torch.randn(64, 4, 8, 8)
     model = Lagging(50.0)
