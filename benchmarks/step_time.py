@@ -193,7 +193,7 @@ class Run:
         """How a network is compiled: block by block where it has blocks that are alike."""
         if not self.setting.cuda:
             return ["whole"]
-        ways = [way for way in WAYS[role] if way in self.setting.ways]
+        ways = [way for way in WAYS[role] if way in self.setting.ways] or list(WAYS[role][:1])
         return ways if network.has_blocks else ["whole" if way == "blocks" else way for way in ways]
 
     def _round(self, jobs: dict[str, Job]) -> None:

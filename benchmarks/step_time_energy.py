@@ -11,6 +11,7 @@ import torch
 from pcn.training.meter import read_energy_j
 
 WATCHED_S = 1.5
+STEPS = 60  # at least: a tick is seen up to a step late
 CHUNK_S = 0.01  # of work that is launched at once; the next chunk is there before the first has ended
 
 
@@ -30,6 +31,7 @@ def power_w(
     if last_j is None:
         return None
     each = max(1, round(CHUNK_S / step_s))
+    watched_s = max(watched_s, STEPS * step_s)
     ticks: list[tuple[float, float]] = []
     began = now = time.perf_counter()
     wait = _mark(device)

@@ -26,13 +26,14 @@ def compress_(
     memory_mib: Limit = None,
     optimizer: Optimizer | None = None,
     forward: Forward | None = None,
+    mode: Mode | None = None,
 ) -> Plan:
     """Turn a model into its principal component network in place, and return the plan that was applied.
 
     ``params``, ``flops``, ``step_ms`` and ``memory_mib`` are a budget (:class:`pcn.Budget`, which can be given whole in
     place of the configuration): ranks are then chosen to fit it, and in a model that stands in train mode batch norm
-    counts as it does there. The optimizer, when given, goes on with the new
-    parameters.
+    counts as it does there, unless ``mode`` says otherwise (see :func:`pcn.analyze`). The optimizer, when given, goes
+    on with the new parameters.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5))
@@ -52,6 +53,6 @@ def compress_(
         measured = measure_first(model, first, wish, forward=forward)
     options = wish.config if isinstance(wish, Budget) else wish
     needed = options.needs_gradients
-    mode: Mode = "batch" if isinstance(wish, Budget) and model.training else "eval"
+    mode = mode or ("batch" if isinstance(wish, Budget) and model.training else "eval")
     stats = analyze(model, opened(batches), forward=forward, exclude=options.exclude, gradients=needed, mode=mode)
     return make_plan(model, stats, wish, batches=batches, measured=measured).apply_(model, stats, optimizer=optimizer)

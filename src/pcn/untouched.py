@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -21,7 +22,8 @@ def untouched(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
     """Run a model eagerly and without gradients; its modes, buffers and the random numbers are put back afterwards.
 
     It runs in eval mode; with ``"batch"`` batch norms normalise by the batch's own statistics, as in training, while
-    dropout is off; with ``"train"`` it runs as it stands.
+    dropout is off; with ``"train"`` it runs as it stands. Batch norms that are frozen stay so where the model stands in
+    train mode, or freezes them itself in its ``train()``.
 
     A hook on a part of a compiled model does not fire, so that compiled code is passed by; fused modules hand values
     on that hooks could not read, so that their stock code runs. For a few batches of another size, cuDNN's search for
@@ -37,10 +39,10 @@ def untouched(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_without_search())
         stack.enter_context(plain())
-        if mode == "batch":
-            _forget_running_statistics(model)
-        if mode != "train":
+        if mode == "eval":
             model.eval()
+        elif mode == "batch":
+            stack.enter_context(_batch_statistics(model))
         yield
 
 
@@ -55,15 +57,30 @@ def checked_mode(mode: Mode) -> Mode:
     return mode
 
 
-def _forget_running_statistics(model: nn.Module) -> None:
-    """Leave batch norms only the batch's own statistics: without running ones they use these in eval mode too.
+@contextmanager
+def _batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Put a model into eval mode, but for batch norms that would train: those that are frozen stay so."""
+    if not model.training:
+        model.train()  # one that keeps some of its norms frozen does so here
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    model.eval()
+    for norm in norms:
+        norm.train()
+    with counting_alone(norms):
+        yield
 
-    In train mode those of several processes would wait for each other. One that stands in eval mode in a model that
-    trains is frozen, and stays so.
-    """
-    for module in model.modules():
-        if isinstance(module, _BatchNorm) and (module.training or not model.training):
-            module.running_mean = module.running_var = None
+
+@contextmanager
+def counting_alone(norms: Iterable[_BatchNorm]) -> Iterator[None]:
+    """Have synchronised batch norms count the samples of this process: others may have fewer batches."""
+    synced = [norm for norm in norms if isinstance(norm, nn.SyncBatchNorm) and "forward" not in norm.__dict__]
+    try:
+        for norm in synced:
+            norm.__dict__["forward"] = partial(_BatchNorm.forward, norm)
+        yield
+    finally:
+        for norm in synced:
+            norm.__dict__.pop("forward", None)
 
 
 @contextmanager

@@ -275,6 +275,49 @@ def test_a_batch_norm_that_is_frozen_in_training_is_looked_at_so():
     frozen = analyze(model, [batch], mode="batch").covariance("layers.4")
     assert torch.equal(frozen, analyze(model, [batch]).covariance("layers.4"))
     assert not torch.allclose(frozen, analyze(model.eval(), [batch], mode="batch").covariance("layers.4"))
+    freezing = FrozenByItself(3.0)
+    for stands in (freezing.train(), freezing.eval()):
+        assert torch.equal(frozen, analyze(stands, [batch], mode="batch").covariance("layers.4"))
+
+
+class FrozenByItself(Lagging):
+    def train(self, mode=True):
+        super().train(mode)
+        self.layers[1].eval()
+        return self
+
+
+class OwnNorm(nn.BatchNorm2d):
+    """Reads its running statistics itself, and is called by keyword."""
+
+    def forward(self, input):
+        if self.training:
+            return super().forward(input)
+        return (input - self.running_mean[:, None, None]) / (self.running_var[:, None, None] + self.eps).sqrt()
+
+
+class KeywordNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.conv = OwnNorm(4), nn.Conv2d(4, 6, 3)
+        self.norm.num_batches_tracked += 1
+
+    def forward(self, x):
+        return self.conv(self.norm(input=x))
+
+
+def test_norms_of_ones_own_and_called_by_keyword_are_taken():
+    batch = torch.randn(16, 4, 8, 8)
+    model = KeywordNet()
+    assert analyze(model, [batch]).samples("conv") == analyze(model, [batch], mode="batch").samples("conv")
+
+
+def test_one_sample_has_no_statistics_of_its_own():
+    model = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
+    batches = [torch.randn(32, 4), torch.randn(1, 4)]
+    with pytest.raises(StatisticsError, match=r"batch 1 has one sample.*drop_last"):
+        pcn.compress_(model, batches, params=0.9)
+    assert pcn.compress_(model, batches, params=0.9, mode="eval").transformed
 
 
 def test_running_statistics_that_lag_are_warned_of():

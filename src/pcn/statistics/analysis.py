@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -16,7 +15,7 @@ from pcn.layers import unwrap
 from pcn.statistics.choice import as_list, check_batches, check_numbers, check_same, choose_layers
 from pcn.statistics.collect import Collector, Sampling
 from pcn.statistics.forms import SketchOptions
-from pcn.statistics.lag import watching_lag
+from pcn.statistics.lag import warn_of_lag, watching_lag
 from pcn.statistics.passes import Passes
 from pcn.statistics.statistics import LayerShape, Statistics
 from pcn.untouched import Mode, checked_mode, untouched
@@ -81,9 +80,10 @@ def analyze(
     check_same(ranks, (shapes, options, pool, passes, mode, loss is None))
     collector = Collector(wanted, Sampling(pool, fraction, seed), options)
     over = Passes(model, batches, forward, ranks)
-    with untouched(model, mode), watching_lag(model) if mode == "eval" else nullcontext():
+    with untouched(model, mode), watching_lag(model, when=mode == "eval") as lag:
         example = over.collect_(collector, loss)
         over.refine_(collector, passes)
+    ranks.together(lambda: warn_of_lag(model, lag) if ranks.rank == 0 else None)
     unseen = [name for name in wanted if name not in collector.key_of]
     if len(unseen) == len(wanted) or set(unseen) & set(asked or ()):
         raise StatisticsError(f"{unseen[0]!r} was never called while the batches went through the model")

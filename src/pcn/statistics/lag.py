@@ -14,22 +14,27 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 FAR = 4.0  # times the running variance, or a part of it
+FEWEST = 16  # numbers of a channel in a batch: the variance of two says little
 _TOLD: WeakSet[nn.Module] = WeakSet()  # models that were warned of: a training loop looks after every epoch
 
 
 @contextmanager
-def watching_lag(model: nn.Module) -> Iterator[None]:
-    """Warn of the batch norm whose running variance is furthest from that of the first batch that it reads.
+def watching_lag(model: nn.Module, *, when: bool = True) -> Iterator[dict[str, float]]:
+    """Yield by what factor the running variance of batch norms differs from that of the first batch that they read.
 
     Those that have not been trained yet have no running statistics to speak of.
     """
     times: dict[str, float] = {}
     with ExitStack() as hooks:
-        for name, norm in model.named_modules():
+        for name, norm in model.named_modules() if when else ():
             if isinstance(norm, _BatchNorm) and norm.running_var is not None and norm.num_batches_tracked:
-                handle = norm.register_forward_pre_hook(partial(_compare, name, times))
+                handle = norm.register_forward_pre_hook(partial(_compare, name, times), with_kwargs=True)
                 hooks.callback(handle.remove)
-        yield
+        yield times
+
+
+def warn_of_lag(model: nn.Module, times: dict[str, float]) -> None:
+    """Warn, once of a model, of the batch norm that is furthest off."""
     if times and max(times.values()) > FAR and model not in _TOLD:
         _TOLD.add(model)
         worst = max(times, key=lambda name: times[name])
@@ -37,14 +42,14 @@ def watching_lag(model: nn.Module) -> Iterator[None]:
             f"batch norm's running statistics lag behind: at {worst} the variance of a batch and the running one "
             f"differ by a factor of {times[worst]:.3g}, so eval mode does not show what training sees. Measure with "
             'mode="batch", or call pcn.recalibrate_ first',
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
-def _compare(name: str, times: dict[str, float], norm: Any, inputs: tuple[Tensor, ...]) -> None:
-    x = inputs[0].detach()
-    if name in times or x.numel() <= x.shape[1]:
+def _compare(name: str, times: dict[str, float], norm: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    x = next((each for each in (*inputs, *named.values()) if isinstance(each, Tensor)), None)
+    if name in times or x is None or x.numel() < FEWEST * x.shape[1]:
         return
-    variance = x.float().var(tuple(each for each in range(x.dim()) if each != 1), correction=0)
+    variance = x.detach().float().var(tuple(each for each in range(x.dim()) if each != 1), correction=0)
     ratio = (variance + norm.eps) / (norm.running_var.float() + norm.eps)
     times[name] = float(torch.exp(ratio.log().abs().median()))

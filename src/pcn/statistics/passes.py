@@ -86,6 +86,11 @@ def _saying_which(number: int, example: Example) -> Iterator[None]:
     except PCNError:
         raise
     except Exception as error:
+        if "more than 1 value per channel" in str(error):
+            raise StatisticsError(
+                f"batch {number} has one sample, of which batch norm takes no statistics: leave it out "
+                '(drop_last=True), or measure with mode="eval"'
+            ) from error
         raise StatisticsError(
             f"the model failed on batch {number}, called as {example}: {type(error).__name__}: {error}; "
             "give an iterable of batches, and forward=lambda model, batch: ... where the model is called otherwise"

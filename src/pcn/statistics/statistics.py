@@ -72,8 +72,8 @@ class Statistics:
 
     @property
     def mode_without_dropout(self) -> Mode:
-        """How the model runs where it is looked at again: batch norm as it was, dropout off."""
-        return "batch" if self.mode == "batch" else "eval"
+        """How the model runs where it is looked at again: batch norm as it was, or as it trains, dropout off."""
+        return "eval" if self.mode == "eval" else "batch"
 
     def samples(self, layer: str) -> int:
         """The number of samples of a layer's input: every position and token counts."""

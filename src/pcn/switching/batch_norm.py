@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +13,7 @@ from pcn.distributed.collectives import Ranks
 from pcn.errors import StatisticsError
 from pcn.example import Example, Forward, device_of
 from pcn.layers import unwrap
-from pcn.untouched import untouched
+from pcn.untouched import counting_alone, untouched
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -90,17 +89,13 @@ def _tracks(norm: BatchNorm) -> bool:
 def _measuring(norms: list[BatchNorm]) -> Iterator[None]:
     """Have batch norms start afresh and take the plain average over batches."""
     momenta = [norm.momentum for norm in norms]
-    synced = [norm for norm in norms if isinstance(norm, nn.SyncBatchNorm) and "forward" not in norm.__dict__]
     try:
         for norm in norms:
             norm.train()
             norm.reset_running_stats()
             norm.momentum = None
-        for norm in synced:  # would wait in every batch for ranks that may have fewer of them
-            norm.__dict__["forward"] = partial(BatchNorm.forward, norm)
-        yield
+        with counting_alone(norms):
+            yield
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-        for norm in synced:
-            norm.__dict__.pop("forward", None)

@@ -103,7 +103,7 @@ def analysis_options(settings: Settings, config: PCNConfig) -> dict[str, Any]:
     everywhere = config.rank is not None or settings.has_budget
     return {
         "layers": None if everywhere else list(config.layers),
-        "mode": settings.analysis_mode or ("batch" if settings.has_budget else "eval"),
+        **({} if settings.analysis_mode is None else {"mode": settings.analysis_mode}),
         "pool": settings.analysis_pool,
         "fraction": settings.analysis_fraction,
         "gradients": config.needs_gradients,

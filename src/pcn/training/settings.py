@@ -103,7 +103,7 @@ class Settings:
     analysis_mode: str | None = option(
         None,
         "the model's mode meanwhile: eval, batch (as eval, but batch norm as in training) or train "
-        "(default: eval, within a budget batch)",
+        "(default: eval, at a switch within a budget batch)",
         choices=MODES,
     )
     analysis_pool: int | None = option(None, "average convolutions' inputs over squares of so many pixels first")
