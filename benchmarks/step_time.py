@@ -40,11 +40,10 @@ from step_time_jobs import (
     kernel_rows,
     machine,
     measure_job,
-    warm_kernels,
     work,
 )
-from step_time_kernels import STAGES, WIDE
-from step_time_launches import PROCESSES, Call, compile_launches, note_calls, time_launches
+from step_time_kernels import STAGES, WIDE, Stage
+from step_time_launches import PROCESSES, Call, compile_launches, note_calls, note_cases, time_launches
 from step_time_networks import NETWORKS, TINY, Network
 from turns import in_turns
 from watched import watched
@@ -62,16 +61,14 @@ def main() -> None:
         cache = given.cache or Path(folder)
         cache.mkdir(parents=True, exist_ok=True)
         roles = ("parent", "pcn", *given.beside)
-        setting = Setting(
-            given.device, given.tiny, cache, bool(given.tune), given.forms, roles, given.stages, tuple(given.ways)
-        )
+        setting = Setting(given.device, given.tiny, cache, given.forms, roles, given.stages, tuple(given.ways))
         run = Run(setting, given.out or RESULTS[given.device], given.seconds)
         run.machine()
         networks = [TINY] if given.tiny else [NETWORKS[name] for name in given.only if name in NETWORKS]
         asked = [(network, batch) for network in networks for batch in given.batches or network.batches]
         wanted = [each for each in asked if given.again or not run.results.has(each[0].name, each[1])]
         if given.tune:
-            run.tune(wanted)
+            run.tune(wanted, run.stages if "kernels" in given.only else [])
         if given.tune == "only":
             return
         if "kernels" in given.only:
@@ -135,40 +132,43 @@ class Run:
             self.results.held["machine"] |= report
         self.results.save()
 
-    def tune(self, wanted: list[tuple[Network, int]]) -> None:
-        """Time launches of what networks, and their parents with our batch norm, use at their largest batch."""
+    def tune(self, wanted: list[tuple[Network, int]], stages: list[Stage]) -> None:
+        """Time launches of what networks, their parents with our batch norm and the table of kernels use."""
         roles = [role for role in ("pcn", "parent_our_bn") if role in self.setting.roles]
-        ascending = sorted(wanted, key=lambda each: each[1])
+        ascending = sorted(wanted, key=lambda each: each[1])  # of several batches the largest counts
         jobs = {
             job.model: job for each in ascending for job in [Job(each[0], role, each[1], "whole") for role in roles]
         }
+        asked = [(note_calls, job, job.batch) for job in jobs.values()]
+        asked += [(note_cases, stage, self.table_batch) for stage in stages]
         with ThreadPoolExecutor(PROCESSES) as threads:
-            noted = threads.map(self._calls, jobs.values())
-            calls = {call: job.batch for job, found in zip(jobs.values(), noted, strict=True) for call in found}
+            noted = threads.map(lambda each: self._calls(*each[:2]), asked)
+            calls = {call: batch for (_, _, batch), found in zip(asked, noted, strict=True) for call in found}
             list(threads.map(lambda part: self._launches(compile_launches, list(calls), part), range(PROCESSES)))
         self._launches(time_launches, calls)
 
-    def _calls(self, job: Job) -> list[Call]:
-        reports = self._reports(f"calls of {job.model}", LIMITS_S["launches"], note_calls, self.setting, job)
+    def _calls(self, task: Any, of: Job | Stage) -> list[Call]:
+        reports = self._reports(f"calls of {of}", LIMITS_S["launches"], task, self.setting, of)
         return [call for report in reports for call in report["calls"]]
 
     def _launches(self, task: Any, *arguments: Any) -> None:
         list(self._reports(task.__name__.replace("_", " "), LIMITS_S["launches"], task, self.setting, *arguments))
 
+    @property
+    def stages(self) -> list[Stage]:
+        """Those of the table of kernels."""
+        return STAGES[:1] if self.setting.tiny else (STAGES + WIDE[:2])[: self.setting.stages]
+
+    @property
+    def table_batch(self) -> int:
+        return 2 if self.setting.tiny else 1024
+
     def kernels(self) -> None:
-        batch = 2 if self.setting.tiny else 1024
-        stages = STAGES[:1] if self.setting.tiny else (STAGES + WIDE[:2])[: self.setting.stages]
         bandwidth = self.results.held["machine"]["copy_bytes_per_s"]
-        if self.setting.tune:
-            with ThreadPoolExecutor(len(stages)) as threads:
-                list(threads.map(lambda stage: self._warm(batch, stage), stages))
-        for stage in stages:
-            arguments = kernel_rows, self.setting, batch, stage, bandwidth
+        for stage in self.stages:
+            arguments = kernel_rows, self.setting, self.table_batch, stage, bandwidth
             for report in self._reports(f"kernels {stage}", LIMITS_S["kernels"], *arguments):
                 self.results.put("kernels", ("kernel", "width", "rank", "rows", "dtype"), report)
-
-    def _warm(self, batch: int, stage: tuple[int, int, int]) -> None:
-        list(self._reports(f"compiling kernels {stage}", LIMITS_S["kernels"], warm_kernels, self.setting, batch, stage))
 
     def time(self, wanted: list[tuple[Network, int]]) -> None:
         """Measure some records at once; parts that an earlier round has measured are not measured again."""

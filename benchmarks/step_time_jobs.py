@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import pcn
 from pcn.fusion import Form, choose_forms, fuse_
-from pcn.kernels import tuning
 from pcn.kernels.launch import CHOICES
 from pcn.training.compiling import Forwards, compile_parts
 from pcn.training.meter import Stopwatch
@@ -23,7 +22,7 @@ from pcn.training.settings import Settings
 from pcn.training.step import Step, autocast, compute_dtype, start_state_
 from step_time_energy import power_w
 from step_time_floor import step_bytes
-from step_time_kernels import cases, copy_bandwidth, rows_of
+from step_time_kernels import copy_bandwidth, rows_of
 from step_time_networks import Network, build
 from turns import Turn
 
@@ -43,7 +42,6 @@ class Setting:
     device: str
     tiny: bool
     folder: Path  # for compiled code
-    tune: bool = False
     forms: str = "fastest"
     roles: tuple[str, ...] = tuple(WAYS)
     stages: int | None = None
@@ -114,21 +112,7 @@ def machine(setting: Setting) -> Iterator[Result]:
 
 def kernel_rows(setting: Setting, batch: int, stage: tuple[int, int, int], bandwidth: float) -> Iterator[Result]:
     device = torch.device(setting.device)
-    if setting.tune:
-        with tuning(setting.launches, anew=True):
-            list(rows_of(device, batch, stage, bandwidth))
     yield from rows_of(device, batch, stage, bandwidth)
-
-
-def warm_kernels(setting: Setting, batch: int, stage: tuple[int, int, int]) -> Iterator[Result]:
-    """Compile every launch of a stage's kernels; how long they take while others do the same says nothing."""
-    width, rank, positions = stage
-    device = torch.device(setting.device)
-    dtype = torch.bfloat16 if setting.cuda else torch.float32
-    with tuning(anew=True):
-        for case in cases(width, rank, batch * positions // 16, device, dtype, positions):
-            case.run()
-    yield {}
 
 
 class CompiledStep(Step):

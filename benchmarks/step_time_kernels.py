@@ -31,6 +31,7 @@ from pcn.kernels.rows import as_rows
 STAGES = [(64, 16, 1024), (128, 32, 256), (256, 64, 64)]  # width, rank, positions of an image
 WIDE = [(256, 64, 1024), (512, 128, 256), (1024, 256, 64)]  # the same four times as wide
 Row = dict[str, Any]
+Stage = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def copy_bandwidth(device: torch.device, size: int = 2**30) -> float:
     return 2 * source.numel() / min(time_s(copy, device) for copy in copies)
 
 
-def rows_of(device: torch.device, batch: int, stage: tuple[int, int, int], bandwidth: float) -> Iterator[Row]:
+def rows_of(device: torch.device, batch: int, stage: Stage, bandwidth: float) -> Iterator[Row]:
     """Time the kernels of one stage."""
     width, rank, positions = stage
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -16,13 +16,14 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pcn.kernels import tuning
-from pcn.training.step import autocast
+from pcn.training.step import autocast, compute_dtype
 from step_time_jobs import Job, Result, Setting, prepare
+from step_time_kernels import cases
 
 PROCESSES = 14  # that compile; what is to be compiled is shared out by name
 NOTED = 37  # samples of a network whose calls are noted: a size that it divides is one that grows with their number
 SMALL = 32  # samples of a call that is compiled, which is the same for any number
-TUNED = ("batch_moments", "norm_project", "norm_project_backward", "narrow_conv", "narrow_conv_weight",
+TUNED = ("batch_moments", "add_moments", "norm_project", "norm_project_backward", "narrow_conv", "narrow_conv_weight",
          "narrow_conv_input", "project")  # fmt: skip
 
 
@@ -81,6 +82,16 @@ def note_calls(setting: Setting, job: Job) -> Iterator[Result]:
     model, images, labels = prepare(setting, replace(job, batch=NOTED))
     with autocast(images.device), Noted() as noted:
         F.cross_entropy(model.train()(images), labels).backward()
+    yield {"calls": list(noted.calls)}
+
+
+def note_cases(setting: Setting, stage: tuple[int, int, int]) -> Iterator[Result]:
+    """The calls of one stage in the table of kernels."""
+    width, rank, positions = stage
+    dtype = compute_dtype(torch.device(setting.device))
+    with Noted() as noted:
+        for case in cases(width, rank, NOTED * positions, torch.device(setting.device), dtype, positions):
+            case.run()
     yield {"calls": list(noted.calls)}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 
@@ -25,3 +27,13 @@ def test_calls_are_noted_once_and_made_again_at_another_size() -> None:
         for call in noted.calls:
             call.run(NOTED, torch.device("cpu"))
     assert again.calls == noted.calls
+
+
+def test_the_table_of_kernels_is_noted_like_a_network(tmp_path: Path) -> None:
+    from step_time_jobs import Setting
+    from step_time_launches import TUNED, note_cases
+
+    (found,) = note_cases(Setting("cpu", True, tmp_path), (8, 4, 16))
+    assert {call.name for call in found["calls"]} == set(TUNED)
+    for call in found["calls"]:
+        call.run(2, torch.device("cpu"))

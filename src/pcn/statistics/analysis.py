@@ -46,10 +46,9 @@ def analyze(
     statistics, as in training: early in a run running ones may lag far behind. With ``mode="train"`` it runs as it
     stands, dropout included. ``layers`` and ``exclude`` are names or globs.
 
-    ``pool`` averages a convolution's input over squares of that size first;
-    ``fraction`` measures a random part of each batch, another one for each layer. An input too wide for its covariance
-    is sketched so that ``max_rank`` directions can be told; another pass refines that, and is made unless ``passes``
-    is 1 or the batches can be iterated only once.
+    ``pool`` averages a convolution's input over squares of that size first; ``fraction`` measures a random part of each
+    batch, another one for each layer. An input too wide for its covariance is sketched so that ``max_rank`` directions
+    can be told; another pass refines that, and is made unless ``passes`` is 1 or the batches can be iterated only once.
 
     With ``gradients`` each batch goes back as well, from a classifier's loss on labels that it predicts itself, or from
     a ``loss(model, batch)`` of one's own, the mean over the batch, which is given as it comes: ``basis="balanced"``
