@@ -108,9 +108,11 @@ class Results:
         return any((record["network"], record["batch"]) == (network, batch) for record in self.held["records"])
 
     def put(self, kind: str, keys: tuple[str, ...], entry: Result) -> None:
-        """Add an entry in place of one that is the same by these keys."""
-        others = [each for each in self.held[kind] if any(each[key] != entry[key] for key in keys)]
-        self.held[kind] = [*others, entry]
+        """Put an entry in the place of one that is the same by these keys, or at the end."""
+        entries = self.held[kind]
+        same = (at for at, each in enumerate(entries) if all(each[key] == entry[key] for key in keys))
+        at = next(same, len(entries))
+        entries[at : at + 1] = [entry]
         self.save()
 
     def save(self) -> None:

@@ -1,9 +1,15 @@
-"""What a GPU draws while it repeats a step: between two ticks of its counter of energy, which come every few steps."""
+"""What a GPU draws while it repeats a step: between two ticks of its counter of energy, which come every tenth of a second.
+
+Reading the counter takes milliseconds. A thread of its own does so, and the device always has work before it: one that waits
+for the reader draws less, the more the shorter its steps are.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -11,8 +17,10 @@ import torch
 from pcn.training.meter import read_energy_j
 
 WATCHED_S = 1.5
-STEPS = 60  # at least: a tick is seen up to a step late
-CHUNK_S = 0.01  # of work that is launched at once; the next chunk is there before the first has ended
+CHUNK_S = 0.05  # of work that is launched at once; the next chunk is there before the first has ended
+PAUSE_S = 0.002  # between two readings
+Read = Callable[[torch.device], float | None]
+Tick = tuple[float, float]  # seconds, joules
 
 
 def power_w(
@@ -20,35 +28,54 @@ def power_w(
     step_s: float,
     device: torch.device,
     *,
-    read_j: Callable[[torch.device], float | None] = read_energy_j,
+    read_j: Read = read_energy_j,
     watched_s: float = WATCHED_S,
 ) -> float | None:
-    """Return watts, or None where there is no counter, or none that moves.
-
-    The counter stands still for a tenth of a second or so: a number of steps would have too many joules, or too few.
-    """
-    last_j = read_j(device)
-    if last_j is None:
+    """Return watts, or None where there is no counter, or none that moves."""
+    if read_j(device) is None:
         return None
-    each = max(1, round(CHUNK_S / step_s))
-    watched_s = max(watched_s, STEPS * step_s)
-    ticks: list[tuple[float, float]] = []
-    began = now = time.perf_counter()
-    wait = _mark(device)
-    while now - began < watched_s:
-        for _ in range(each):
-            run()
-        wait, done = _mark(device), wait
-        done()
-        now, seen_j = time.perf_counter(), read_j(device)
-        if seen_j is not None and seen_j != last_j:
-            ticks.append((now, seen_j))
-            last_j = seen_j
-    wait()
+    with _ticks(device, read_j) as ticks:
+        _repeat(run, step_s, device, watched_s)
     if len(ticks) < 2:
         return None
     (first_s, first_j), (end_s, end_j) = ticks[0], ticks[-1]
     return (end_j - first_j) / (end_s - first_s)
+
+
+@contextmanager
+def _ticks(device: torch.device, read_j: Read) -> Iterator[list[Tick]]:
+    """When the counter moved, and where to."""
+    ticks: list[Tick] = []
+    ended = Event()
+
+    def watch() -> None:
+        last_j = read_j(device)
+        while not ended.wait(PAUSE_S):
+            seen_j = read_j(device)
+            if seen_j is not None and seen_j != last_j:
+                ticks.append((time.perf_counter(), seen_j))
+                last_j = seen_j
+
+    reader = Thread(target=watch)
+    reader.start()
+    try:
+        yield ticks
+    finally:
+        ended.set()
+        reader.join()
+
+
+def _repeat(run: Callable[[], Any], step_s: float, device: torch.device, watched_s: float) -> None:
+    """Keep the device busy for so long."""
+    each = max(1, round(CHUNK_S / step_s))
+    until = time.perf_counter() + watched_s
+    wait = _mark(device)
+    while time.perf_counter() < until:
+        for _ in range(each):
+            run()
+        wait, done = _mark(device), wait
+        done()
+    wait()
 
 
 def _mark(device: torch.device) -> Callable[[], None]:

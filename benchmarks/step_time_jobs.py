@@ -178,8 +178,9 @@ def measure_job(connection: Any, setting: Setting, job: Job, bandwidth: float) -
     torch.backends.cudnn.deterministic = False
     if setting.cuda:
         torch.backends.cudnn.benchmark = True  # as in training
-        torch.cuda.reset_peak_memory_stats()
-        step.graph = step._capture()
+        step._warm_up()
+        torch.cuda.reset_peak_memory_stats()  # what cuDNN tried while it chose is no part of a step
+        step.graph = step._record()
     found = {"way": job.way, "forms": dict(job.forms)} | timed(setting, step)
     if job.role == "pcn":
         with autocast(step.inputs.device):
@@ -189,7 +190,7 @@ def measure_job(connection: Any, setting: Setting, job: Job, bandwidth: float) -
 
 
 def timed(setting: Setting, step: Step) -> Result:
-    """Milliseconds and joules of a step, and the peak of memory while it was set up and run."""
+    """Milliseconds and joules of a step, and the peak of memory while it was recorded and run."""
     run = step.graph.replay if step.graph is not None else lambda: step(step.inputs, step.labels)
     for _ in range(3 if setting.cuda else 1):
         run()

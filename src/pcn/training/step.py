@@ -9,7 +9,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from pcn.training.compiling import Forwards, compile_parts, running
 
-WARM_UP_STEPS = 3  # before a capture: libraries load and choose their kernels
+WARM_UP_STEPS = 3  # before a graph is recorded
 MOMENTS: dict[type[Optimizer], tuple[str, ...]] = {SGD: ("momentum_buffer",), Adam: ("exp_avg", "exp_avg_sq")}
 
 
@@ -71,7 +71,11 @@ class Step:
         self.loss_sum += loss.detach()
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        """Record one step; what the warm-up steps changed is put back."""
+        self._warm_up()
+        return self._record()
+
+    def _warm_up(self) -> None:
+        """Let libraries load and choose their kernels; what these steps changed is put back."""
         changed = [*self.model.parameters(), *self.model.buffers(), *state_tensors(self.optimizer), self.loss_sum]
         kept = [tensor.detach().clone() for tensor in changed]
         side = torch.cuda.Stream()
@@ -80,11 +84,14 @@ class Step:
             for _ in range(WARM_UP_STEPS):
                 self._run()
         torch.cuda.current_stream().wait_stream(side)
+        with torch.no_grad():
+            torch._foreach_copy_([tensor.detach() for tensor in changed], kept)
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        """A graph of one step, which nothing runs yet."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._run()
-        with torch.no_grad():
-            torch._foreach_copy_([tensor.detach() for tensor in changed], kept)
         return graph
 
 
