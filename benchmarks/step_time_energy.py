@@ -1,7 +1,7 @@
-"""What a GPU draws while it repeats a step: between two ticks of its counter of energy, which come every tenth of a second.
+"""What a GPU draws while it repeats a step: between two ticks of its counter of energy, ten of which come in a second.
 
-Reading the counter takes milliseconds. A thread of its own does so, and the device always has work before it: one that waits
-for the reader draws less, the more the shorter its steps are.
+Reading the counter takes milliseconds. A thread of its own does so, and the device always has work before it: one that
+waits for the reader draws less, the more the shorter its steps are.
 """
 
 from __future__ import annotations
