@@ -69,10 +69,13 @@ def test_backward(run: Run, shape: tuple[int, int, int], dtype: torch.dtype) -> 
             close(one, another, dtype)
 
 
-NETWORK = [pytest.param((65536, 256, 64), marks=ON_GPU, id="of a network")]
+NETWORK = [
+    pytest.param((65536, 256, 64), marks=ON_GPU, id="of a network"),
+    pytest.param((8192, 1024, 256), marks=ON_GPU, id="of a wide network"),
+]
 
 
-@pytest.mark.parametrize("shape", [(40, 300, 20), (70, 40, 5), *NETWORK])
+@pytest.mark.parametrize("shape", [(40, 300, 20), (70, 40, 5), (70, 150, 140), *NETWORK])
 def test_every_launch_computes_the_same(call: Run, shape: tuple[int, int, int]) -> None:
     dtype = torch.bfloat16
     rows, added, norm, basis, _ = make(shape, dtype)
@@ -80,7 +83,8 @@ def test_every_launch_computes_the_same(call: Run, shape: tuple[int, int, int]) 
     assert expected is not None
     found = call(interpreted.every_launch, "norm_project", rows, added, *norm, basis, None, True, True, True)
     alone = call(interpreted.every_launch, "norm_project", rows, None, *norm, None, None, True, True, True)
-    assert len(found) == (10 if shape[1] > 128 else 6)
+    wider, deeper = 4 * (shape[1] > 128 > shape[2]), 3 * (shape[2] > 128)
+    assert len(found) == 6 + wider + deeper
     assert len(alone) == 8
     for y, projected in found:
         close(y, expected_y, dtype)

@@ -27,9 +27,9 @@ HEAD_START = 10_000_000  # cycles that a device waits while they are launched: l
 class Launch:
     """One way to run a kernel: rows and columns of a tile, warps of a program, stages of its loads.
 
-    There may be more to choose: programs of one processor (0 for the usual number), and for convolutions how much of a
-    patch is multiplied at once, whether a weight stays on the chip, whether patches are read by way of L1, and whether
-    products are shifted in place of them.
+    There may be more to choose: programs of one processor and directions that are multiplied at once (0 for the usual
+    number), and for convolutions how much of a patch is multiplied at once, whether a weight stays on the chip, whether
+    patches are read by way of L1, and whether products are shifted in place of them.
     """
 
     rows: int

@@ -16,7 +16,17 @@ from torch import Tensor
 from pcn.kernels.launch import CHOICES, Launch, programs, tiles_of
 from pcn.kernels.moments_kernel import MERGED, MERGED_COLUMNS, MERGING_WARPS
 from pcn.kernels.reference import Gradients, Norm
-from pcn.kernels.tiles import column_tile, multiply, offset_of, or_any, precision, product_key, rank_tile
+from pcn.kernels.tiles import (
+    Sizes,
+    column_tile,
+    deep_tiles,
+    multiply,
+    offset_of,
+    or_any,
+    precision,
+    product_key,
+    rank_tile,
+)
 
 PER_PROCESSOR = 4
 FEWEST_ROWS = 64  # of a program that sums up
@@ -28,6 +38,9 @@ SUMS = [(2048, 4, 3), (2048, 4, 4), (4096, 8, 3), (4096, 4, 3), (2048, 2, 3), (1
 GRADIENTS = [(2048, 4, 3), (2048, 4, 4), (4096, 8, 3), (4096, 4, 2), (8192, 8, 2)]
 LARGE = [(4096, 4, 3), (4096, 8, 3), (8192, 8, 2)]
 PLAIN = [(4096, 4, 1), (8192, 8, 1)]  # nothing is read ahead: other programs fill the time
+# Rows, columns, warps, stages where a basis has many directions: in parts, it would be read again for every tile.
+DEEP_SUMS: list[Sizes] = [(32, 128, 8, 3), (64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 3)]
+DEEP_GRADIENTS: list[Sizes] = [(64, 128, 8, 2), (32, 128, 8, 3), (64, 64, 4, 2), (64, 64, 8, 3)]
 
 
 def norm_project_backward(
@@ -66,7 +79,7 @@ def _sum_up(
         pcn_norm_sums[(parts, tiles)](
             *tensors, held, count, each, width, rank, PROJECTED=basis is not None, DIRECT=d_y is not None, RELU=relu,
             MASK=mask, WRITE=d_added.numel() > 0, PRECISION=precision(basis), ROWS=launch.rows, COLUMNS=launch.columns,
-            DIRECTIONS=rank_tile(rank), STAGES=launch.stages, num_warps=launch.warps,
+            DIRECTIONS=launch.depth or rank_tile(rank), STAGES=launch.stages, num_warps=launch.warps,
         )  # fmt: skip
         pcn_norm_sums_merge[(triton.cdiv(width, MERGED_COLUMNS),)](
             held, d_bias, d_weight, parts, width, ADDED=MERGED, COLUMNS=MERGED_COLUMNS, num_warps=MERGING_WARPS
@@ -74,7 +87,8 @@ def _sum_up(
 
     flags = f"{d_projected is not None} {d_y is not None} {mask} {relu}"
     key = f"sums {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
-    CHOICES.run(key, _candidates(SUMS, width, rank), rows.device, run)
+    launches = _candidates(SUMS, width, rank) + deep_tiles(DEEP_SUMS, rank)
+    CHOICES.run(key, launches, rows.device, run)
 
 
 def _differentiate(
@@ -92,12 +106,14 @@ def _differentiate(
         pcn_norm_gradients[(min(tiles, most), column_tiles)](
             *tensors, d_bias, d_weight, d_rows, count, tiles, 1.0 / count, width, rank, PROJECTED=basis is not None,
             DIRECT=d_y is not None, RELU=relu, TRAINING=training, PRECISION=precision(basis), ROWS=launch.rows,
-            COLUMNS=launch.columns, DIRECTIONS=rank_tile(rank), STAGES=launch.stages, num_warps=launch.warps,
+            COLUMNS=launch.columns, DIRECTIONS=launch.depth or rank_tile(rank), STAGES=launch.stages,
+            num_warps=launch.warps,
         )  # fmt: skip
 
     flags = f"{d_projected is not None} {d_y is not None} {relu} {training}"
     key = f"gradients {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
-    CHOICES.run(key, _candidates(GRADIENTS, width, rank), rows.device, run)
+    launches = _candidates(GRADIENTS, width, rank) + deep_tiles(DEEP_GRADIENTS, rank)
+    CHOICES.run(key, launches, rows.device, run)
 
 
 def _candidates(sizes: list[tuple[int, int, int]], width: int, rank: int) -> list[Launch]:

@@ -14,7 +14,9 @@ from pcn.kernels.reference import Norm
 from pcn.kernels.tiles import (
     LARGEST_BASIS,
     WIDER_BASIS,
+    Sizes,
     column_tile,
+    deep_tiles,
     multiply,
     offset_of,
     or_any,
@@ -28,6 +30,8 @@ PER_PROCESSOR = 8  # programs; each goes on to another tile when it is done with
 TILES = [(4096, 4, 3), (2048, 4, 3), (8192, 4, 2), (8192, 8, 3), (4096, 8, 3), (2048, 4, 4)]
 WIDER = [(8192, 8, 3), (8192, 8, 2), (4096, 4, 3), (4096, 8, 3)]
 PLAIN = [(4096, 4, 1), (8192, 8, 1)]  # nothing is read ahead: other programs fill the time
+# Rows, columns, warps, stages where a basis has many directions: in two parts, rows would be read twice.
+DEEP: list[Sizes] = [(64, 64, 8, 3), (128, 64, 8, 2), (128, 32, 8, 3)]
 
 
 def norm_project(
@@ -44,14 +48,13 @@ def norm_project(
     projected = rows.new_empty(0) if basis is None else basis.new_empty(count, rank)
     if not count:
         return y, projected
-    directions = rank_tile(rank)
-    rank_tiles = max(1, triton.cdiv(rank, directions))
-    most = programs(rows.device, PER_PROCESSOR)
     tensors = or_any(rows, added, y, projected, *(norm or (None,) * 4), basis, centre)
 
     def run(launch: Launch) -> None:
-        tiles = triton.cdiv(count, launch.rows)
-        pcn_norm[(min(tiles, most), rank_tiles)](
+        directions = launch.depth or rank_tile(rank)
+        tiles, parts = triton.cdiv(count, launch.rows), max(1, triton.cdiv(rank, directions))
+        most = max(1, programs(rows.device, PER_PROCESSOR) // parts)
+        pcn_norm[(parts, min(tiles, most))](  # parts of one tile run at the same time: all but one read out of L2
             rows, *tensors, count, tiles, width, rank, NORM=norm is not None, ADDED=added is not None, RELU=relu,
             EMIT=emit, PROJECT=basis is not None, CENTRE=centre is not None, PRECISION=precision(basis),
             ROWS=launch.rows, COLUMNS=launch.columns, DIRECTIONS=directions, STAGES=launch.stages,
@@ -68,7 +71,7 @@ def _candidates(width: int, rank: int, added: bool) -> list[Launch]:
     columns, wide = (column_tile(width, rank_tile(rank), most) for most in (LARGEST_BASIS, WIDER_BASIS))
     sizes = TILES[1:] + TILES[:1] if added else TILES  # two tensors to read: smaller tiles first
     wider = tiles_of(WIDER, wide) if rank and wide > columns else []
-    return tiles_of(sizes if rank else sizes + PLAIN, columns) + wider
+    return tiles_of(sizes if rank else sizes + PLAIN, columns) + wider + deep_tiles(DEEP, rank)
 
 
 @triton.jit(do_not_specialize=["count", "tiles"])
@@ -79,12 +82,12 @@ def pcn_norm(
     CENTRE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DIRECTIONS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    direction = tl.program_id(1) * DIRECTIONS + tl.arange(0, DIRECTIONS)
+    direction = tl.program_id(0) * DIRECTIONS + tl.arange(0, DIRECTIONS)
     local = tl.arange(0, ROWS)
     if width <= COLUMNS:  # what all tiles need is read once
         scale, shift, middle = _affine(weight, bias, mean, inverse_std, 0, width, NORM, COLUMNS)
         part, zero = _directions(basis, centre, 0, direction, width, rank, PROJECT, CENTRE, COLUMNS)
-    for tile in tl.range(tl.program_id(0).to(tl.int64), tiles, tl.num_programs(0), num_stages=STAGES):
+    for tile in tl.range(tl.program_id(1).to(tl.int64), tiles, tl.num_programs(1), num_stages=STAGES):
         row_inside = (local < count - tile * ROWS)[:, None]
         start_at = offset_of(tile * ROWS, width)
         product = tl.zeros((ROWS, DIRECTIONS), tl.float32)
@@ -103,7 +106,7 @@ def pcn_norm(
             if RELU:
                 value = tl.where(value <= 0, 0.0, value)  # a NaN stays one
             if EMIT:
-                first = tl.program_id(1) == 0  # of the programs that read the same rows
+                first = tl.program_id(0) == 0  # of the programs that read the same rows
                 tl.store(y + start_at + at, value.to(y.dtype.element_ty), there & first)
             if PROJECT:
                 if CENTRE:

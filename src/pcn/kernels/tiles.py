@@ -4,22 +4,34 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from pcn.kernels.dispatch import INTERPRETED
+from pcn.kernels.launch import Launch
 
 MOST_DIRECTIONS = 128
+DEEPER = 256  # directions of a tile in launches that are worth timing where there are more
 MOST_COLUMNS = 512
 LARGEST_BASIS = 4096  # elements of a basis' tile: it stays on the chip while rows pass
 WIDER_BASIS = 8192  # the same for launches that are worth timing
+Sizes = tuple[int, int, int, int]  # rows and columns of a tile, warps, stages
 
 
 def rank_tile(rank: int) -> int:
     """The number of directions in a tile: all of them, up to a limit; products need sixteen."""
     return min(max(16, int(triton.next_power_of_2(max(rank, 1)))), MOST_DIRECTIONS)
+
+
+def deep_tiles(sizes: Sequence[Sizes], rank: int) -> list[Launch]:
+    """Launches that take in more directions at once than is usual, where there are more."""
+    if rank <= MOST_DIRECTIONS:
+        return []
+    return [Launch(rows, columns, warps, stages, depth=DEEPER) for rows, columns, warps, stages in sizes]
 
 
 def column_tile(width: int, directions: int = 16, basis: int = LARGEST_BASIS) -> int:
