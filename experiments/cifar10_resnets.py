@@ -64,13 +64,15 @@ def make_job(network: str, seed: int, options: argparse.Namespace) -> Job:
     asked = {name: getattr(options, name) for name in ("carry_state", "recalibrate", "checkpoint_every")}
     own = settings(network, seed, options.epochs, options.data, **asked)
     branches = network == PARENT or own.pcn is not None
+    fast = torch.cuda.is_available() and not options.eager
     return Job(
         network,
         own,
         options.work / f"{network}-seed{seed}-epochs{options.epochs}{variant(options)}",
         trunk=options.work / f"{PARENT}-seed{seed}-epochs{options.epochs}-trunk.pt" if branches else None,
         trunk_epoch=max(1, round(SWITCH * options.epochs / EPOCHS)),
-        compiled=torch.cuda.is_available() and not options.eager,
+        compiled=fast,
+        fused=fast,
     )
 
 

@@ -37,6 +37,7 @@ class Job:
     trunk_epoch: int = 0
     shared: bool = False
     compiled: bool = False
+    fused: bool = False  # principal component layers and what stands before them in one pass
     deadline: float = math.inf
     each_epoch: Callable[[Trainer], Record] | None = None  # measured after every epoch, a list in the record
     at_the_end: Callable[[Trainer], Record] | None = None  # measured once, added to the record
@@ -66,7 +67,7 @@ def run(job: Job) -> Record | None:
                 if job.each_epoch is not None:
                     curve.append({"epoch": record["epoch"], **job.each_epoch(trainer)})
 
-        trainer = Trainer(job.settings, data, folder, world=here, compiled=job.compiled, tell=tell)
+        trainer = Trainer(job.settings, data, folder, world=here, compiled=job.compiled, fused=job.fused, tell=tell)
         fresh = folder is None or not any((folder.path / "checkpoints").glob("*.pt"))
         if fresh and job.trunk is not None and job.trunk.exists() and trainer.switch is not None:
             trainer.branch_(torch.load(job.trunk, map_location=here.device, weights_only=True))

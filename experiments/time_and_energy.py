@@ -3,10 +3,11 @@
     python experiments/time_and_energy.py --data DIR
     python experiments/time_and_energy.py --data DIR --networks wide_resnet20 wide_resnet20-pcn1 --epochs 20
 
-Every network trains compiled and captured for two epochs that do not count (a principal component network is switched
-after the first of them) and then for those that are measured: training alone, without validation. Energy is NVML's
-counter over these epochs; the power of the idle GPU is measured before, with the data on it. Setting up is compiling
-and capturing: it is paid once by the parent and once more after the switch. Nothing else may run on the GPU.
+Every network trains compiled and captured, a principal component network fused too, for two epochs that do not count
+(it is switched after the first of them) and then for those that are measured: training alone, without validation.
+Energy is NVML's counter over these epochs; the power of the idle GPU is measured before, with the data on it. Setting
+up is compiling and capturing: it is paid once by the parent and once more after the switch. Nothing else may run on
+the GPU.
 Results: experiments/results/time_and_energy.json
 """
 
@@ -78,6 +79,7 @@ def main() -> None:
             network,
             short_settings(network, options.epochs, options.data),
             compiled=torch.cuda.is_available(),
+            fused=torch.cuda.is_available(),
             each_epoch=spent,
             summary=per_epoch,
         )

@@ -19,6 +19,8 @@ from peers.parents import PARENTS
 from peers.processes import run_each
 from peers.results import Results, writes_plan
 
+FUSED_FROM = 182  # epochs: in a shorter run, making the fused kernels takes longer than they save
+
 
 class Comparison:
     """The runs that were asked for, their files, and the results so far."""
@@ -59,6 +61,7 @@ class Comparison:
 
     def job(self, run: Run) -> Job:
         options, record = self.options, self.results.find(run)
+        fast = torch.cuda.is_available() and not options.eager
         point, plan = self.results.point(run), self.results.plan_file(run)
         assert point is not None
         return Job(
@@ -71,7 +74,8 @@ class Comparison:
             plan_file=plan if writes_plan(run) and record is None else None,
             solo=options.solo,
             reads_test=run.point is None and record is None,  # of a run that is only timed again it was read before
-            compiled=torch.cuda.is_available() and not options.eager,
+            compiled=fast,
+            fused=fast and run.epochs >= FUSED_FROM,
             deadline=self.deadline,
         )
 

@@ -51,6 +51,7 @@ class Job:
     solo: bool = False
     reads_test: bool = True
     compiled: bool = False
+    fused: bool = False
     deadline: float = math.inf
 
 
@@ -71,9 +72,8 @@ def run(job: Job) -> Record | None:
             after_event(job, trainer, seen)
 
         seen_data = data if job.reads_test else Unread(data)
-        trainer = PeerTrainer(
-            job.settings, seen_data, folder, make_switch=job.make_switch, world=here, compiled=job.compiled, tell=tell
-        )
+        how = {"world": here, "compiled": job.compiled, "fused": job.fused}
+        trainer = PeerTrainer(job.settings, seen_data, folder, make_switch=job.make_switch, tell=tell, **how)
         fresh = not any((job.folder / "checkpoints").glob("*.pt"))
         if fresh and not job.solo and job.trunk is not None and job.trunk.exists() and trainer.switch is not None:
             state = torch.load(job.trunk, map_location=here.device, weights_only=True)

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from pcn.fusion.handed import Handed
 from pcn.fusion.pending import Pending
-from pcn.fusion.switch import switched_on
-from pcn.kernels import narrow_conv
+from pcn.fusion.switch import fuses, switched_on
+from pcn.kernels import narrow_conv, pointwise_conv
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, PCModule
 from pcn.nn.functional import compute_dtype, convolve, convolve_padded, pointwise
 
@@ -105,8 +105,7 @@ class FusedConv(FusedLayer):
         return self.bias.to(wide) - response
 
     def _project(self, x: Tensor) -> Tensor:
-        kernel = pointwise(self.basis.to(compute_dtype(x)).T, self.weight.dim() - 2)
-        return convolve(x, kernel, None, 1)
+        return _convolve_fixed(x, pointwise(self.basis.to(compute_dtype(x)).T, self.weight.dim() - 2))
 
     def _from_projected(self, projected: Tensor) -> Tensor:
         if self._hands_over(projected):
@@ -120,7 +119,8 @@ class FusedConv(FusedLayer):
         if self.output_basis is None:
             return convolve_padded(projected, self.weight, bias, self.geometry)
         core = convolve_padded(projected, self.weight, None, self.geometry)
-        return convolve(core, pointwise(self.output_basis.to(core.dtype), core.dim() - 2), bias, 1)
+        kernel = pointwise(self.output_basis.to(core.dtype), core.dim() - 2)
+        return _convolve_fixed(core, kernel) if bias is None else convolve(core, kernel, bias, 1)
 
     def _folded(self, x: Tensor) -> Tensor:
         dense = self._dense(compute_dtype(x))
@@ -193,6 +193,13 @@ LAYERS: dict[type[nn.Module], type[FusedLayer]] = {
     PCConv3d: FusedConv3d,
     PCLinear: FusedLinear,
 }
+
+
+def _convolve_fixed(x: Tensor, kernel: Tensor) -> Tensor:
+    """Convolve with a kernel of one pixel that is not trained; where fused code runs, x is not kept for backward."""
+    if fuses(x) and x.dim() == kernel.dim():
+        return pointwise_conv(x.to(kernel.dtype), kernel)
+    return convolve(x, kernel, None, 1)
 
 
 def forms_of(layer: PCModule) -> tuple[Form, ...]:
