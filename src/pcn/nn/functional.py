@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pcn.nn.eights import in_eights
+
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 # Asked once: torch.compile cannot trace the question in every release that we support.
@@ -76,9 +78,9 @@ def pc_conv(
     kernel = pointwise(by_group(basis, groups).transpose(1, 2).flatten(0, 1), spatial)
     centre = project_constant(mean, basis, groups)
     if geometry.pads_with_zeros:
-        projected, shift = convolve(x, kernel, None, groups), -response(weight.to(dtype), centre, groups)
+        projected, shift = convolve(x, kernel, None, groups, cut=False), -response(weight.to(dtype), centre, groups)
     else:
-        projected, shift = convolve(x, kernel, -centre.to(dtype), groups), None
+        projected, shift = convolve(x, kernel, -centre.to(dtype), groups, cut=False), None
     if output_basis is None:
         y = convolve_padded(projected, weight, bias if shift is None else (bias + shift).to(dtype), geometry)
     else:
@@ -90,9 +92,10 @@ def pc_conv(
     return y + convolve_padded(x, offset_weight, -response(offset_weight, mean, groups).to(dtype), geometry)
 
 
-def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-    """Convolve with a kernel of one pixel."""
-    return CONVOLUTIONS[kernel.dim() - 2](x, kernel, bias, groups=groups)
+def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, groups: int, *, cut: bool = True) -> Tensor:
+    """Convolve with a kernel of one pixel; what is not ``cut`` may have channels of zeros at its end."""
+    ones = (1,) * (kernel.dim() - 2)
+    return _convolution(x, kernel, bias, ones, (0,) * len(ones), ones, groups, cut=cut)
 
 
 def convolve_padded(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
@@ -103,7 +106,25 @@ def convolve_padded(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Ge
         flat = [side for pair in reversed(pads) for side in pair]
         x = F.pad(x, flat, mode="constant" if mode == "zeros" else mode)
         padding = (0,) * len(pads)
-    return CONVOLUTIONS[weight.dim() - 2](x, weight, bias, stride, padding, dilation, groups)
+    return _convolution(x, weight, bias, stride, padding, dilation, groups)
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    *,
+    cut: bool = True,
+) -> Tensor:
+    filters, run = weight.shape[0], CONVOLUTIONS[weight.dim() - 2]
+    if groups == 1:
+        x, weight, bias = in_eights(x, weight, bias, compute_dtype(x))
+    y = run(x, weight, bias, stride, padding, dilation, groups)
+    return y.narrow(1 - weight.dim(), 0, filters) if cut and weight.shape[0] > filters else y
 
 
 def by_group(matrix: Tensor, groups: int) -> Tensor:

@@ -1,0 +1,66 @@
+"""Channels that are no multiples of eight are made up with zeros where a device wants eights; nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pcn.nn import PCConv1d, PCConv2d, PCConv3d, eights
+from pcn.nn.eights import in_eights
+from pcn.nn.functional import CONVOLUTIONS
+
+SIZES = st.integers(1, 20)
+KINDS: list[tuple[type[nn.Module], int]] = [(PCConv1d, 1), (PCConv2d, 2), (PCConv3d, 3)]
+
+
+@pytest.fixture
+def everywhere() -> Iterator[None]:
+    """Have this device want eights too."""
+    eights.DEVICES.add("cpu")
+    yield
+    eights.DEVICES.discard("cpu")
+
+
+@given(SIZES, SIZES, st.integers(1, 3))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_zeros_change_nothing(everywhere: None, channels: int, filters: int, spatial: int) -> None:
+    x, weight = (torch.randn(n, channels, *[k] * spatial, dtype=torch.float64) for n, k in ((2, 4), (filters, 3)))
+    bias = torch.randn(filters, dtype=torch.float64)
+    made = in_eights(x, weight, bias, torch.bfloat16)
+    assert {size % 8 for size in (made[0].shape[1], *made[1].shape[:2], len(made[2]))} == {0}  # type: ignore[arg-type]
+    run = CONVOLUTIONS[spatial]
+    torch.testing.assert_close(run(*made)[:, :filters], run(x, weight, bias))
+    assert not run(*made)[:, filters:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_only_16_bit_numbers_on_a_gpu_are_touched(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(2, 5, 4), torch.randn(3, 5, 3)
+    assert in_eights(x, weight, None, dtype) == (x, weight, None)
+
+
+@pytest.mark.parametrize(("kind", "spatial"), KINDS)
+@pytest.mark.parametrize("mode", ["zeros", "replicate"])
+def test_a_layer_computes_the_same(everywhere: None, kind: type[nn.Module], spatial: int, mode: str) -> None:
+    layer = kind(6, 5, 3, 3, padding=1, padding_mode=mode).half()
+    nn.init.normal_(layer.basis)
+    nn.init.normal_(layer.mean)
+    x = torch.randn(2, 6, *[4] * spatial).half()
+    found, expected = (grown(layer, x, eight) for eight in (True, False))
+    for one, another in zip(found, expected, strict=True):
+        assert one.shape == another.shape
+        torch.testing.assert_close(one, another, rtol=2e-2, atol=2e-2)
+
+
+def grown(layer: nn.Module, x: Tensor, eight: bool) -> list[Tensor]:
+    """A layer's output and gradients."""
+    (eights.DEVICES.add if eight else eights.DEVICES.discard)("cpu")
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    coming = torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype)
+    return [y, *torch.autograd.grad(y, [x, *layer.parameters()], coming)]
