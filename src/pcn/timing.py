@@ -77,7 +77,7 @@ def _seconds(step: Callable[[], None]) -> float:
 
 def _replayed_s(step: Callable[[], None]) -> float:
     """The shortest of a few replays of a captured step."""
-    side = _side_stream(torch.cuda.current_device())
+    side = side_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(side), _random_numbers_of_its_own():
@@ -91,8 +91,8 @@ def _replayed_s(step: Callable[[], None]) -> float:
 
 
 @cache
-def _side_stream(device: int) -> torch.cuda.Stream:
-    """One for all: cuBLAS keeps memory of its own for every stream that it has worked on."""
+def side_stream(device: int) -> torch.cuda.Stream:
+    """One for all that runs before a capture: cuBLAS keeps memory of its own for every stream that it has worked on."""
     return torch.cuda.Stream(device)
 
 

@@ -10,6 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from pcn.fusion import fuse_
+from pcn.fusion.layers import Form
+from pcn.fusion.switch import everywhere as fused_everywhere
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, eights
 from pcn.nn.eights import in_eights
 from pcn.nn.functional import CONVOLUTIONS
@@ -64,3 +67,17 @@ def grown(layer: nn.Module, x: Tensor, eight: bool) -> list[Tensor]:
     y = layer(x)
     coming = torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype)
     return [y, *torch.autograd.grad(y, [x, *layer.parameters()], coming)]
+
+
+@pytest.mark.parametrize("form", ["factored", "folded", "fused"])
+def test_a_fused_network_computes_the_same(everywhere: None, form: Form) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 10, 3), nn.BatchNorm2d(10), nn.ReLU(), PCConv2d(10, 6, 3, rank=5), nn.BatchNorm2d(6), nn.ReLU()
+    )
+    x = torch.randn(4, 3, 8, 8)
+    with fused_everywhere(), torch.autocast("cpu", torch.float16):
+        fuse_(model, x, forms=form)
+        found, expected = (grown(model, x, eight) for eight in (True, False))
+    for one, another in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, another, rtol=2e-2, atol=2e-2)

@@ -16,7 +16,8 @@ class Chain:
     """``batch norm [-> + s] [-> ReLU] [-> projection]``: what one pass computes after the statistics.
 
     ``readers`` are the principal component layers that take the projection: all with the basis of the first. ``emit``
-    says that somebody needs the full width as well. ``passed`` are the modules on the way, whose hooks want tensors,
+    says that somebody needs the full width as well, ``pooled`` that it is only averaged, so that nobody keeps it for
+    backward. ``passed`` are the modules on the way, whose hooks want tensors,
     and ``before`` those between the batch norm and a convolution of ours that it alone reads. ``place`` is the batch
     norm's: the module that holds it, and its name there.
     """
@@ -24,6 +25,7 @@ class Chain:
     added: bool = False
     relu: bool = False
     emit: bool = True
+    pooled: bool = False
     readers: tuple[FusedLayer, ...] = field(default=(), repr=False)
     passed: tuple[nn.Module, ...] = field(default=(), repr=False)
     before: tuple[nn.Module, ...] = field(default=(), repr=False)

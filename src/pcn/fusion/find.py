@@ -22,6 +22,7 @@ from pcn.nn import PCModule
 
 RELU = ("aten.relu", "aten.relu_")
 ADD = ("aten.add", "aten.add_")
+AVERAGE = ("aten.mean", "aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d")
 SOURCES = (PCModule, nn.Conv2d)  # what may hand its output to a batch norm
 
 
@@ -34,6 +35,7 @@ class Found:
     relu: bool = False
     emit: bool = True
     readers: tuple[str, ...] = ()
+    pooled: bool = False
     source: str | None = None  # the convolution whose output nobody else reads
     passed: tuple[str, ...] = field(default=(), repr=False)
     before: tuple[str, ...] = field(default=(), repr=False)
@@ -80,7 +82,7 @@ def _agreed(one: Found, other: Found) -> Found:
     if one == other:
         return one
     if (one.added, one.relu) == (other.added, other.relu):
-        return replace(one, emit=True, readers=())
+        return replace(one, emit=True, readers=(), pooled=False)
     return Found(one.norm, source=source, before=before)
 
 
@@ -150,7 +152,8 @@ class _Finder:
             readers, emit = self._readers(calls.relu)
             if readers:
                 return Found(name, added, True, emit, readers, passed=self._passed(*calls.nodes, *users))
-        return Found(name, added, True, passed=self._passed(*calls.nodes))
+        pooled = all(as_op(user) in AVERAGE for user in users)
+        return Found(name, added, True, pooled=pooled, passed=self._passed(*calls.nodes))
 
     def _source(self, norm: fx.Node) -> str | None:
         """The convolution that is called once and whose output nobody but this batch norm reads."""

@@ -78,7 +78,8 @@ def attach_(model: nn.Module, search: Search, forms: Mapping[str, Form]) -> None
         passed, before = (tuple(map(model.get_submodule, names)) for names in (chain.passed, chain.before))
         holder, _, child = chain.norm.rpartition(".")
         place = model.get_submodule(holder), child
-        norms[chain.norm].chain = Chain(chain.added, chain.relu, chain.emit, readers, passed, before, place)
+        follows = chain.added, chain.relu, chain.emit, chain.pooled
+        norms[chain.norm].chain = Chain(*follows, readers, passed, before, place)
     reading = {chain.source: norms[chain.norm] for chain in search.chains if chain.source is not None}
     for name, layer in layers.items():
         layer.use = Use(forms[name], norm=reading.get(name))

@@ -18,6 +18,7 @@ from pcn.fusion.pending import Pending
 from pcn.fusion.switch import fuses, switched_on
 from pcn.kernels import narrow_conv, pointwise_conv
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, PCModule
+from pcn.nn.eights import filled, in_eights
 from pcn.nn.functional import compute_dtype, convolve, convolve_padded, pointwise
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class FusedConv(FusedLayer):
         return self.bias.to(wide) - response
 
     def _project(self, x: Tensor) -> Tensor:
-        return _convolve_fixed(x, pointwise(self.basis.to(compute_dtype(x)).T, self.weight.dim() - 2))
+        return _convolve_fixed(x, pointwise(self.basis.to(compute_dtype(x)).T, self.weight.dim() - 2), cut=False)
 
     def _from_projected(self, projected: Tensor) -> Tensor:
         if self._hands_over(projected):
@@ -151,7 +152,8 @@ class FusedConv2d(FusedConv, PCConv2d):
     def _handed(self, projected: Tensor) -> Handed:
         if not self.gives_moments:
             return super()._handed(projected)
-        product, *moments = narrow_conv(projected, self.weight, self.geometry.stride[0], self.geometry.pads[0][0])
+        weight = filled(self.weight, 1, projected.shape[1])
+        product, *moments = narrow_conv(projected, weight, self.geometry.stride[0], self.geometry.pads[0][0])
         return Handed(product, self, tuple(moments))
 
 
@@ -195,11 +197,13 @@ LAYERS: dict[type[nn.Module], type[FusedLayer]] = {
 }
 
 
-def _convolve_fixed(x: Tensor, kernel: Tensor) -> Tensor:
+def _convolve_fixed(x: Tensor, kernel: Tensor, *, cut: bool = True) -> Tensor:
     """Convolve with a kernel of one pixel that is not trained; where fused code runs, x is not kept for backward."""
-    if fuses(x) and x.dim() == kernel.dim():
-        return pointwise_conv(x.to(kernel.dtype), kernel)
-    return convolve(x, kernel, None, 1)
+    if not (fuses(x) and x.dim() == kernel.dim()):
+        return convolve(x, kernel, None, 1, cut=cut)
+    filled_x, filled_kernel, _ = in_eights(x.to(kernel.dtype), kernel, None, kernel.dtype)
+    y: Tensor = pointwise_conv(filled_x, filled_kernel)
+    return y[:, : len(kernel)] if cut and len(kernel) < y.shape[1] else y
 
 
 def forms_of(layer: PCModule) -> tuple[Form, ...]:

@@ -93,9 +93,8 @@ class FusedNorm(_BatchNorm):
         centre = self.chain.readers[0].mean if project and len(shape) == 2 else None  # see pcn.fusion.layers
         norm = self.weight, pending.bias, mean, inverse_std
         with torch.set_grad_enabled(pending.differentiable):
-            y, projected = norm_project(
-                rows, added, *norm, basis, centre, pending.relu_applied, emit, pending.uses_batch
-            )
+            how = pending.relu_applied, emit, pending.uses_batch, self.chain.pooled
+            y, projected = norm_project(rows, added, *norm, basis, centre, *how)
         return from_rows(y, shape) if emit else None, from_rows(projected, shape) if project else None
 
 

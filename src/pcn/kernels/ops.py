@@ -44,7 +44,7 @@ def add_moments(rows: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 NORM_PROJECT = (
     "(Tensor rows, Tensor? added, Tensor weight, Tensor bias, Tensor mean, Tensor inverse_std, Tensor? basis, "
-    "Tensor? centre, bool relu, bool emit, bool training) -> (Tensor, Tensor)"
+    "Tensor? centre, bool relu, bool emit, bool training, bool mask=False) -> (Tensor, Tensor)"
 )
 
 
@@ -61,10 +61,12 @@ def norm_project(
     relu: bool,
     emit: bool,
     training: bool,
+    mask: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return y = relu(bn(rows) + added), empty unless ``emit``, and (y - centre) basis, empty without a basis.
 
-    ``training`` says that mean and inverse_std are the rows' own, so that gradients flow through them.
+    ``training`` says that mean and inverse_std are the rows' own, so that gradients flow through them. ``mask`` says
+    that nobody else keeps y for backward, so that a byte for each of its numbers is kept in its place.
     """
     norm, rows, added = Norm(weight, bias, mean, inverse_std), rows.contiguous(), _dense(added)
     if uses_kernel(rows):
@@ -96,7 +98,10 @@ def norm_project_backward(
     relu: bool,
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of rows, of what was added, and of weight and bias; ``y`` may be given for ``added``."""
+    """Return the gradients of rows, of what was added, and of weight and bias.
+
+    ``y`` may be given for ``added``, or what is positive where it is.
+    """
     norm, rows, given = Norm(weight, bias, mean, inverse_std), rows.contiguous(), (_dense(added), _dense(y))
     coming = _dense(d_projected), _dense(d_y)
     if uses_kernel(rows):
@@ -135,7 +140,7 @@ def _(rows: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @norm_project.register_fake
 def _(rows: Tensor, added: Any, weight: Any, bias: Any, mean: Any, inverse_std: Any, basis: Any, *rest: Any) -> Any:
-    _, _, emit, _ = rest
+    _, _, emit, *_ = rest
     projected = rows.new_empty(0) if basis is None else basis.new_empty(rows.shape[0], basis.shape[1])
     return rows.new_empty(rows.shape if emit else 0), projected
 
@@ -157,9 +162,11 @@ def _(rows: Tensor, basis: Tensor, centre: Tensor | None) -> Tensor:
 
 
 def _save_norm_project(ctx: Any, inputs: Any, output: Any) -> None:
-    rows, added, weight, bias, mean, inverse_std, basis, _, relu, emit, training = inputs
+    rows, added, weight, bias, mean, inverse_std, basis, _, relu, emit, training, mask = inputs
     # Where y is kept by others anyway, it says where ReLU let through, and what was added need not be.
     y = output[0] if added is not None and emit and relu else None
+    if mask and y is not None:
+        y = (y <= 0).logical_not().to(torch.uint8)  # a NaN is let through
     ctx.save_for_backward(rows, None if y is not None else added, y, weight, bias, mean, inverse_std, basis)
     ctx.relu, ctx.training, ctx.has_added = relu, training, added is not None
     ctx.set_materialize_grads(False)
@@ -170,10 +177,10 @@ def _norm_project_backward(ctx: Any, d_y: Tensor | None, d_projected: Tensor | N
     d_projected = None if basis is None else d_projected
     d_y = None if d_y is None or d_y.numel() != rows.numel() else d_y
     if d_projected is None and d_y is None:
-        return (None,) * 11
+        return (None,) * 12
     given = d_projected, d_y, rows, added, y, *norm, basis, ctx.relu, ctx.training
     d_rows, d_added, d_weight, d_bias = torch.ops.pcn.norm_project_backward(*given)
-    return d_rows, d_added if ctx.has_added else None, d_weight, d_bias, *[None] * 7
+    return d_rows, d_added if ctx.has_added else None, d_weight, d_bias, *[None] * 8
 
 
 def _save_project(ctx: Any, inputs: Any, output: Any) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam, Optimizer
 
+from pcn.timing import side_stream
 from pcn.training.compiling import Forwards, compile_parts, running
 
 WARM_UP_STEPS = 3  # before a graph is recorded
@@ -78,7 +79,7 @@ class Step:
         """Let libraries load and choose their kernels; what these steps changed is put back."""
         changed = [*self.model.parameters(), *self.model.buffers(), *state_tensors(self.optimizer), self.loss_sum]
         kept = [tensor.detach().clone() for tensor in changed]
-        side = torch.cuda.Stream()
+        side = side_stream(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP_STEPS):

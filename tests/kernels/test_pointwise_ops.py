@@ -1,0 +1,64 @@
+"""The convolution by a fixed kernel is PyTorch's own, forward and back, and keeps nothing of its input."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from pcn.kernels import pointwise_conv
+
+STOCK = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+LAYOUTS = {
+    "lines": ((2, 6, 9), torch.contiguous_format),
+    "images": ((2, 6, 5, 4), torch.contiguous_format),
+    "images, channels last": ((2, 6, 5, 4), torch.channels_last),
+    "volumes": ((2, 6, 3, 4, 5), torch.contiguous_format),
+    "volumes, channels last": ((2, 6, 3, 4, 5), torch.channels_last_3d),
+}
+
+
+def example(name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    shape, layout = LAYOUTS[name]
+    x = torch.randn(shape, dtype=dtype).contiguous(memory_format=layout)
+    return x.requires_grad_(), torch.randn(3, shape[1], *[1] * (len(shape) - 2), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_bits_and_layouts_are_those_of_pytorch(name: str, dtype: torch.dtype) -> None:
+    x, kernel = example(name, dtype)
+    found, expected = pointwise_conv(x, kernel), STOCK[x.dim()](x, kernel)
+    coming = torch.randn_like(expected)
+    gradients = (torch.autograd.grad(each, x, coming)[0] for each in (found, expected))
+    for one, other in ((found, expected), tuple(gradients)):
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_operators_are_registered_as_they_behave(name: str) -> None:
+    x, kernel = example(name, torch.float32)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.pcn.pointwise_conv, (x, kernel), test_utils=checks)
+    coming = pointwise_conv(x, kernel).detach()
+    torch.library.opcheck(torch.ops.pcn.pointwise_conv_input, (coming, kernel), test_utils=checks[:3])
+
+
+def test_only_the_kernel_is_kept() -> None:
+    x, kernel = example("images", torch.float32)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: kernel):
+        pointwise_conv(x, kernel)
+    assert [tensor.data_ptr() for tensor in kept] == [kernel.data_ptr()]
+
+
+def test_flops_are_counted_as_those_of_pytorch() -> None:
+    x, kernel = example("images", torch.float32)
+    with FlopCounterMode(display=False) as ours:
+        pointwise_conv(x, kernel).sum().backward()
+    with FlopCounterMode(display=False) as stock:
+        F.conv2d(x, kernel).sum().backward()
+    assert ours.get_total_flops() == stock.get_total_flops() > 0
