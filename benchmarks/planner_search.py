@@ -43,6 +43,7 @@ NOTHING = "No trial of the search is recorded yet."
 NARROW = {"model": "peers.networks:narrow"}
 WHITENED = {"precondition": 1.0}
 AS_TRAINED = {**WHITENED, "analysis_mode": "batch"}  # batch norm in the look as in training: running statistics lag
+SIZED = {**AS_TRAINED, "sized_by": "weights"}
 ARMS: dict[str, dict[str, Any]] = {
     "plain directions": {},
     "narrow": NARROW,
@@ -74,6 +75,13 @@ ARMS: dict[str, dict[str, Any]] = {
     },
     "batch statistics, precondition 1, balanced basis, taylor": {**AS_TRAINED, "basis": "balanced", "worth": "taylor"},
     "batch statistics, precondition 1, decay 5e-4, taylor": {**AS_TRAINED, "worth": "taylor", "weight_decay": 5e-4},
+    "sized by weights": SIZED,  # this and what follows with batch statistics and precondition 1
+    "sized by weights, taylor": {**SIZED, "worth": "taylor"},
+    "sized by weights, paper's ranks": {**SIZED, "params": None, "pcn": "wide_resnet20-pcn1"},
+    "sized by weights, switch after 4, taylor": {**SIZED, "worth": "taylor", "switch_at": "4"},
+    "sized by weights, dropped part kept, taylor": {**SIZED, "worth": "taylor", "keep_dropped": True},
+    "sized by weights, balanced basis, taylor": {**SIZED, "worth": "taylor", "basis": "balanced"},
+    "sized by weights, narrow's operations, taylor": {**SIZED, "worth": "taylor", "flops": NARROW_FLOPS},
     "precondition 1, paper's ranks": {**WHITENED, "params": None, "pcn": "wide_resnet20-pcn1"},
     "precondition 1, response basis": {**WHITENED, "basis": "response"},
     "precondition 1, balanced basis": {**WHITENED, "basis": "balanced"},
@@ -116,8 +124,15 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 PROMISING = (  # to be tried first
     "narrow",
+    "sized by weights, taylor",
     "batch statistics, precondition 1, taylor",
     "precondition 1, taylor",
+    "sized by weights, paper's ranks",
+    "sized by weights, switch after 4, taylor",
+    "sized by weights, narrow's operations, taylor",
+    "sized by weights, dropped part kept, taylor",
+    "sized by weights, balanced basis, taylor",
+    "sized by weights",
     "batch statistics, precondition 1",
     "batch statistics, taylor",
     "batch statistics, precondition 1, switch after 4, taylor",

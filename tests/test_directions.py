@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import pcn
 from pcn import directions
-from pcn.config import BASES
+from pcn.config import BASES, SIZED_BY, SizedBy
 from pcn.nn import PCModule
 from small import ConvNet, Mlp
 
@@ -27,14 +27,63 @@ def built(kind: str) -> tuple[nn.Module, Tensor]:
 
 
 @settings(max_examples=24, deadline=None)
-@given(st.sampled_from(sorted(KINDS)), st.sampled_from(BASES), st.sampled_from([0.0, 0.5, 1.0]))
-def test_full_rank_changes_nothing(kind: str, basis: str, precondition: float) -> None:
+@given(
+    st.sampled_from(sorted(KINDS)),
+    st.sampled_from(BASES),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.sampled_from(SIZED_BY),
+)
+def test_full_rank_changes_nothing(kind: str, basis: str, precondition: float, sized_by: SizedBy) -> None:
     model, x = built(kind)
     expected = model(x)
-    config = pcn.PCNConfig(rank=1.0, basis=basis, precondition=precondition, skip_larger=False)
+    config = pcn.PCNConfig(rank=1.0, basis=basis, precondition=precondition, sized_by=sized_by, skip_larger=False)
     plan = pcn.compress_(model, [x], config)
     assert len(plan.transformed) == len(plan.layers)
     torch.testing.assert_close(model(x), expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("basis", BASES)
+@pytest.mark.parametrize("power", [0.0, 1.0])
+def test_sized_by_weights_the_numbers_are_as_large_as_before(kind: str, basis: str, power: float) -> None:
+    """And nothing else changes: the function stays, and so do coordinates that are not preconditioned."""
+    model, x = built(kind)
+    stats = pcn.analyze(model, [x], gradients=True)
+    made = []
+    for sized_by in SIZED_BY:
+        small = copy.deepcopy(model)
+        config = pcn.PCNConfig(rank=0.5, basis=basis, precondition=power, sized_by=sized_by, skip_larger=False)
+        pcn.make_plan(model, stats, config).apply_(small, stats)
+        made.append(small)
+    (plain, sized) = made
+    torch.testing.assert_close(sized(x), plain(x), rtol=1e-8, atol=1e-8)
+    before, after = (net.fc2.weight.square().mean() for net in (model, sized))
+    ratio = sized.fc2.basis.norm() / plain.fc2.basis.norm()
+    torch.testing.assert_close(sized.fc2.basis, plain.fc2.basis * ratio)
+    torch.testing.assert_close(*((after, before) if power else (ratio, torch.ones_like(ratio))))
+
+
+def test_layers_that_read_one_input_keep_their_common_basis() -> None:
+    torch.manual_seed(0)
+    model, x = Fork().double().eval(), torch.randn(64, 3, 6, 6, dtype=torch.double)
+    plan = pcn.compress_(model, [x], pcn.PCNConfig(rank=2, precondition=1.0, sized_by="weights", skip_larger=False))
+    assert {layer.name for layer in plan.transformed} >= {"left", "right"}
+    torch.testing.assert_close(model.left.basis, model.right.basis)
+    assert not torch.allclose(model.left.weight, model.right.weight)
+
+
+class Fork(nn.Module):
+    """Two layers read one activation, with weights of different sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 1)
+        self.left, self.right = nn.Conv2d(6, 6, 1), nn.Conv2d(6, 6, 1)
+        nn.init.normal_(self.left.weight, std=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x).relu()
+        return self.left(h) + self.right(h)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import pcn
+from pcn.cost import count
 from pcn.example import Example
 from pcn.exports import TOLERANCE, Exported, ExportError, export_folded, export_onnx, export_program, export_state
 from small import Branching, ConvNet, conv_net, images, vectors
@@ -67,6 +68,7 @@ def test_the_plain_state_is_that_of_the_plain_model(form: pcn.plain.Form, tmp_pa
     plain = pcn.to_plain(model, form)
     assert load_file(done.path).keys() == plain.state_dict().keys()
     assert done.difference is not None
+    assert done.stored == count(plain).total != count(model).total
     assert export_state(model, None, tmp_path / "plain.safetensors", form).difference is None
 
 
@@ -104,9 +106,10 @@ def test_without_onnxruntime_the_file_is_written_and_said_to_be_unchecked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    done = export_onnx(small_network(), Example.of(images(3)), tmp_path / "model.onnx", "factored")
+    model = small_network()
+    done = export_onnx(model, Example.of(images(3)), tmp_path / "model.onnx", "factored")
     note = "not checked: onnxruntime is not installed: pip install onnxruntime"
-    assert done == Exported(tmp_path / "model.onnx", None, [note])
+    assert done == Exported(tmp_path / "model.onnx", count(pcn.to_plain(model)).total, None, [note])
     assert done.path.stat().st_size > 0
 
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from pcn import directions
 from pcn.directions import Directions
-from pcn.errors import PlanError
 from pcn.layers import LAYER_TYPES, by_group, canonical_weight, unwrap
 from pcn.plan import LayerPlan, Plan
 from pcn.statistics import Statistics
@@ -50,12 +49,6 @@ def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:
 
 def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Basis:
     assert layer.rank is not None
-    mean = stats.mean(layer.name)
-    if len(mean) != layer.in_features:
-        raise PlanError(
-            f"the statistics of {layer.name!r} are of {len(mean)} inputs, the layer has {layer.in_features}: "
-            "apply the plan with the statistics that it was made from"
-        )
     found = _directions(layer, stats, model)
     outputs = None
     if layer.output_rank is not None:
@@ -67,8 +60,18 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
     if kept is not None and layer.order == "kept_block":
         block = stats.block_basis(layer.name, kept, layer.rank)
     found = directions.preconditioned(found, layer.precondition)
+    if layer.precondition and layer.sized_by == "weights":
+        readers = [each for each in plan.transformed if _reads_the_same(each, layer)]
+        found = directions.sized(found, [by_group(_weight(each, model), each.groups) for each in readers])
     dual = None if found.back is found.along else found.back.flatten(0, 1)
-    return Basis(mean, found.along.flatten(0, 1), block, dual, outputs)
+    return Basis(stats.mean(layer.name), found.along.flatten(0, 1), block, dual, outputs)
+
+
+def _reads_the_same(one: LayerPlan, other: LayerPlan) -> bool:
+    """Whether two layers have the same directions, which they can then take from one projection."""
+    shared = one.activation is not None and one.basis in ("pca", "balanced")  # others are each layer's own
+    what = ("activation", "basis", "rank", "groups", "precondition", "sized_by")
+    return one.name == other.name or (shared and all(getattr(one, name) == getattr(other, name) for name in what))
 
 
 def _directions(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Directions:

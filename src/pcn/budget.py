@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from torch import nn
 from torch.optim import Optimizer
 
 from pcn.config import PCNConfig
 from pcn.errors import ConfigError
-from pcn.layers import canonical_weight, unwrap
-from pcn.plan import LayerPlan
-from pcn.planner.allocation import Room
-from pcn.planner.measured import Measured
 from pcn.planner.optimizer_state import STATE, kind_of
 from pcn.planner.response import Response
 from pcn.planner.units import MEASURED, UNITS
 from pcn.planner.values import Worth
-from pcn.planning import make_plan
 
 Limit = int | float | None
 
@@ -135,35 +129,3 @@ def as_budget(config: PCNConfig | Budget | None, **limits: Limit) -> Budget | No
     if config is not None and not isinstance(config, PCNConfig):
         raise ConfigError(f"config={config!r}: give a PCNConfig, or a Budget such as Budget(params=0.25)")
     return Budget(**given, config=config or PCNConfig()) if given else None  # type: ignore[arg-type]
-
-
-def check_reachable(model: nn.Module, budget: Budget, measured: Measured | None = None) -> None:
-    """Raise when every layer at its lowest rank would still be too much: before any statistics, by what is known."""
-    now, least = {}, {}
-    if budget.params is not None:
-        now["params"], least["params"] = _parameters(unwrap(model), budget)
-    if measured is not None:
-        whole, lowest = measured.whole, measured.least
-        now |= {"step_ms": whole.time_ns, "memory_mib": whole.memory_bytes}
-        least |= {"step_ms": lowest.time_ns, "memory_mib": lowest.memory_bytes}
-    limits = {unit: limit for unit in now if (limit := budget.limit(unit, now[unit])) is not None}
-    Room(limits).check_holds(least)
-
-
-def _parameters(model: nn.Module, budget: Budget) -> tuple[int, int]:
-    """How many a model trains now, and with every layer at its lowest rank."""
-    layers = make_plan(model, None, replace(budget.config, rank=1.0, layers={}, skip_larger=False)).transformed
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    free = [layer for layer in layers if canonical_weight(model.get_submodule(layer.name)).requires_grad]
-    return trainable, trainable - sum(layer.trainable_before - _lowest(layer, budget) for layer in free)
-
-
-def _lowest(layer: LayerPlan, budget: Budget) -> int:
-    """The fewest parameters that a layer could train; a rule of its own may ask for any number."""
-    if budget.config.mentions(layer.name):
-        return 0
-    lowest = replace(layer, rank=min(budget.rank_step, layer.in_features // layer.groups))
-    outputs = min(budget.rank_step, layer.out_features // layer.groups)
-    forms = [lowest, replace(lowest, output_rank=outputs)] if budget.two_sided else [lowest]
-    smaller = [form for form in forms if not budget.config.skip_larger or form.stored_after < layer.trainable_before]
-    return min([layer.trainable_before, *(form.trainable_after for form in smaller)])

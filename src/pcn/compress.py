@@ -5,11 +5,13 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from pcn.budget import Budget, Limit, as_budget, check_reachable
+from pcn.budget import Budget, Limit, as_budget
 from pcn.config import PCNConfig
 from pcn.example import Batches, Forward, first_of, opened, repeatable
+from pcn.optimizer import check_is_optimizer
 from pcn.plan import Plan, check_untransformed
 from pcn.planning import make_plan
+from pcn.reachable import check_reachable
 from pcn.statistics import analyze
 from pcn.untouched import Mode
 from pcn.within import measure_first
@@ -42,6 +44,7 @@ def compress_(
     PCLinear(in_features=64, out_features=64, bias=True, rank=16)
     """
     check_untransformed(model)
+    check_is_optimizer(optimizer)
     measured = None
     limits = {"params": params, "flops": flops, "step_ms": step_ms, "memory_mib": memory_mib}
     wish = as_budget(config, **limits) or config or PCNConfig()

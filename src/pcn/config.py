@@ -15,6 +15,8 @@ Order = Literal["truncate_first", "project_first", "kept_block"]
 ORDERS: tuple[Order, ...] = ("truncate_first", "project_first", "kept_block")
 BasisKind = Literal["pca", "response", "balanced", "random"]
 BASES: tuple[BasisKind, ...] = ("pca", "response", "balanced", "random")
+SizedBy = Literal["variance", "weights"]
+SIZED_BY: tuple[SizedBy, ...] = ("variance", "weights")
 
 
 class SpectrumLike(Protocol):
@@ -33,7 +35,8 @@ class RankRule(Protocol):
     def rank(self, spectrum: SpectrumLike) -> int: ...
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Say whether a value is a finite number, and not True or False."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -44,7 +47,7 @@ class Threshold:
     variance: float
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.variance) and self.variance >= 0):
+        if not (is_number(self.variance) and self.variance >= 0):
             raise ConfigError(f"Threshold({self.variance!r}): the variance must be finite and at least 0")
 
     def rank(self, spectrum: SpectrumLike) -> int:
@@ -72,7 +75,7 @@ class Fraction:
     fraction: float
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.fraction) and 0 < self.fraction <= 1):
+        if not (is_number(self.fraction) and 0 < self.fraction <= 1):
             raise ConfigError(f"Fraction({self.fraction!r}): the fraction must lie in (0, 1]")
 
     def rank(self, spectrum: SpectrumLike) -> int:
@@ -86,7 +89,7 @@ class ExplainedVariance:
     share: float
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.share) and 0 < self.share <= 1):
+        if not (is_number(self.share) and 0 < self.share <= 1):
             raise ConfigError(f"ExplainedVariance({self.share!r}): the share must lie in (0, 1]")
 
     def rank(self, spectrum: SpectrumLike) -> int:
@@ -100,7 +103,7 @@ class L1Threshold:
     norm: float
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.norm) and self.norm >= 0):
+        if not (is_number(self.norm) and self.norm >= 0):
             raise ConfigError(f"L1Threshold({self.norm!r}): the norm must be finite and at least 0")
 
 
@@ -171,6 +174,7 @@ class PCNConfig:
     output_rank: int | float | None = None  # the same from the other side: outputs that are trained and then expanded
     basis: BasisKind = "pca"  # "response": best for the layer's output; "balanced": for the loss; "random": a control
     precondition: float | None = None  # 0 to 1: how far directions get the same variance; None: 0, or 1 within a budget
+    sized_by: SizedBy = "variance"  # what stays where directions are preconditioned: their total, or the weights' size
     multiple_of: int = 1  # ranks are rounded up to a multiple of this, never above the width
     skip_larger: bool = True  # leave a layer alone that would not get smaller, its basis included
     train_basis: bool = False  # the authors' option: the basis is trained too
@@ -180,10 +184,13 @@ class PCNConfig:
         if not isinstance(self.layers, Mapping):
             raise ConfigError(f"layers={self.layers!r}: give a mapping from layer names or globs to LayerRules")
         object.__setattr__(self, "layers", dict(self.layers))
+        if not isinstance(self.exclude, Iterable):
+            raise ConfigError(f"exclude={self.exclude!r}: give layer names or globs, such as ['features.*']")
         object.__setattr__(self, "exclude", (self.exclude,) if isinstance(self.exclude, str) else tuple(self.exclude))
         LayerRule(self.rank, self.keep_outputs, self.order, self.output_rank)
         _check_choice("basis", self.basis, BASES)
-        if not (self.precondition is None or (_is_number(self.precondition) and 0 <= self.precondition <= 1)):
+        _check_choice("sized_by", self.sized_by, SIZED_BY)
+        if not (self.precondition is None or (is_number(self.precondition) and 0 <= self.precondition <= 1)):
             raise ConfigError(f"precondition={self.precondition!r}: give a number from 0 (not at all) to 1 (fully)")
         if isinstance(self.multiple_of, bool) or not isinstance(self.multiple_of, int) or self.multiple_of < 1:
             raise ConfigError(f"multiple_of={self.multiple_of!r}: give a whole number of at least 1")

@@ -48,5 +48,5 @@ def suggest(name: str, known: Iterable[str]) -> str:
     >>> suggest("layer1.0.conv3", ["layer1.0.conv1", "fc"])
     "; did you mean 'layer1.0.conv1'?"
     """
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""

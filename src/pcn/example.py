@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -19,7 +20,18 @@ Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 
 def opened(batches: Batches) -> Iterable[Any]:
     """Batches to go over, also where a function was given that opens them."""
-    return batches() if callable(batches) else batches
+    return checked_batches(batches() if callable(batches) else batches)
+
+
+def checked_batches(batches: Iterable[Any]) -> Iterable[Any]:
+    """Return what can be gone over batch by batch; one batch by itself cannot, nor can None."""
+    if isinstance(batches, Tensor | Mapping):
+        raise ConfigError(f"batches is one {type(batches).__name__}; give an iterable of batches, such as [batch]")
+    if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+        raise ConfigError(
+            f"batches is of type {type(batches).__name__}; give an iterable of batches: a list or a data loader"
+        )
+    return batches
 
 
 def repeatable(batches: Batches) -> Batches:
@@ -58,6 +70,8 @@ class Example:
         torch.Size([2, 3])
         """
         inputs = batch
+        if forward is not None and not callable(forward):
+            raise ConfigError(f"forward={forward!r}: give a function, such as lambda model, batch: model(batch[0])")
         if forward is None:
             if isinstance(batch, list | tuple):
                 if not batch:
@@ -73,7 +87,7 @@ class Example:
                     "or forward=lambda model, batch: ... to say how the model is called"
                 )
         if device is not None:
-            inputs = tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), inputs)
+            inputs = tree_map_only(Tensor, partial(_moved, device=device), inputs)
         return cls(inputs, forward)
 
     def with_inputs(self, inputs: Any) -> Example:
@@ -86,6 +100,9 @@ class Example:
 
     def with_samples(self, count: int) -> Example:
         """The same call with another number of samples, repeated where there are too few.
+
+        Every tensor counts as samples whose first size is that of the first tensor: which ones the model takes so, only
+        its code knows. Where a constant happens to have that size, give an example with another number of samples.
 
         >>> Example.of(torch.ones(2, 3)).with_samples(5).inputs.shape
         torch.Size([5, 3])
@@ -117,6 +134,12 @@ class Example:
         if isinstance(self.inputs, tuple):
             return model(*self.inputs)
         return model(self.inputs)
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    if tensor.is_meta and device.type != "meta":
+        raise ConfigError(f"a batch is on the meta device, where tensors hold no values: give one for {device}")
+    return tensor.to(device, non_blocking=True)
 
 
 def _described(value: Any) -> str:

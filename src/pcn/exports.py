@@ -17,6 +17,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from pcn.cost import count
 from pcn.errors import ConfigError, FileError, PCNError
 from pcn.example import Example
 from pcn.fold import fold_
@@ -35,9 +36,13 @@ class ExportError(PCNError):
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far it is from the model, relative to the largest output; None where not checked."""
+    """What was written, and how far it is from the model, relative to the largest output; None where not checked.
+
+    ``stored`` counts the numbers of the form that was written (:attr:`pcn.cost.Cost.total`).
+    """
 
     path: Path
+    stored: int
     difference: float | None
     notes: list[str] = field(default_factory=list)
 
@@ -47,6 +52,7 @@ def export_onnx(model: nn.Module, example: Example, path: Path, form: Form, *, d
     for package in ("onnx", "onnxscript"):
         _imported(package)
     plain = to_plain(model, form).eval()
+    stored = count(plain).total
     args, kwargs = _call(example)
     large = sum(tensor.nbytes for tensor in plain.state_dict().values()) > SINGLE_FILE
     with _exporting("torch.onnx", model):
@@ -57,27 +63,29 @@ def export_onnx(model: nn.Module, example: Example, path: Path, form: Form, *, d
     try:
         runtime = _imported("onnxruntime")
     except ConfigError as error:
-        return Exported(path, None, [f"not checked: {error}"])
+        return Exported(path, stored, None, [f"not checked: {error}"])
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
     values = [tensor.detach().cpu().numpy() for tensor in tree_leaves(example.inputs)]
     given = dict(zip(example.inputs if isinstance(example.inputs, dict) else names, values, strict=True))
     found = [torch.from_numpy(output) for output in session.run(None, {name: given[name] for name in names})]
-    return Exported(path, _compared(model, example, found, path))
+    return Exported(path, stored, _compared(model, example, found, path))
 
 
 def export_program(
     model: nn.Module, example: Example, path: Path, form: Form, *, dynamic_batch: bool = False
 ) -> Exported:
     """Write what ``torch.export.load`` reads; what it reads must compute what the model computes."""
+    plain = to_plain(model, form).eval()
     args, kwargs = _call(example)
     shapes = _dynamic(example) if dynamic_batch else None
     with _exporting("torch.export", model):
-        program = torch.export.export(to_plain(model, form).eval(), args, kwargs, dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(plain, args, kwargs, dynamic_shapes=shapes, strict=False)
         torch.export.save(program, path)
         again: Any = torch.export.load(path).module()
     with torch.no_grad():
-        return Exported(path, _compared(model, example, _numbers(again(*args, **kwargs)), path))
+        difference = _compared(model, example, _numbers(again(*args, **kwargs)), path)
+    return Exported(path, count(plain).total, difference)
 
 
 def export_state(model: nn.Module, example: Example | None, path: Path, form: Form) -> Exported:
@@ -99,7 +107,7 @@ def _write_state(model: nn.Module, plain: nn.Module, example: Example | None, pa
         write_whole(path, serialise(tensors_to_save(plain), {"format": "pt"}))
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}") from error
-    return Exported(path, difference, notes)
+    return Exported(path, count(plain).total, difference, notes)
 
 
 def _call(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -149,7 +157,8 @@ def _numbers(result: Any) -> list[Tensor]:
 @contextmanager
 def _exporting(what: str, model: nn.Module) -> Iterator[None]:
     """Turn whatever an exporter raises into one line, and keep its progress and warnings away."""
-    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    noisy = ("torch.onnx", "onnxscript", "onnx_ir", "torch._subclasses.fake_tensor")
+    logs = [logging.getLogger(name) for name in noisy]
     levels = [log.level for log in logs]
     for log in logs:
         log.setLevel(logging.CRITICAL)

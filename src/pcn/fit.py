@@ -1,12 +1,13 @@
-"""Whether a plan fits a model."""
+"""Whether a plan fits a model, and statistics do."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from pcn.errors import PlanError, suggest
-from pcn.layers import canonical_weight, groups_of, layer_type, transformable_layers
+from pcn.errors import ConfigError, PlanError, suggest
+from pcn.layers import canonical_weight, groups_of, in_width, layer_type, transformable_layers
 from pcn.plan import LayerPlan, Plan, check_untransformed
+from pcn.statistics import Statistics
 
 
 def check_fits(plan: Plan, model: nn.Module) -> None:
@@ -40,6 +41,26 @@ def _check_layer(layer: LayerPlan, module: nn.Module) -> None:
         raise PlanError(
             f"{layer.name!r} has (inputs, outputs, groups, kernel, bias) {sizes}, the plan was made for {planned}"
         )
+
+
+def check_statistics(stats: Statistics, model: nn.Module) -> None:
+    """Raise unless every layer that was measured is in the model and reads as many inputs."""
+    if not isinstance(stats, Statistics):
+        raise ConfigError(f"stats is of type {type(stats).__name__}: give what pcn.analyze(model, batches) returns")
+    found = {name: (module, reason) for name, module, reason in transformable_layers(model)}
+    for name, key in stats.layers.items():
+        if name not in found:
+            raise PlanError(
+                f"the statistics are of a model with a layer {name!r}, which this one does not have"
+                f"{suggest(name, found)}; analyze this model itself"
+            )
+        module, reason = found[name]
+        groups, inputs = stats.moments[key].groups, stats.moments[key].width * stats.moments[key].groups
+        if reason is None and (groups, inputs) != (groups_of(module), in_width(module)):
+            raise PlanError(
+                f"the statistics of {name!r} are of {inputs} inputs in {groups} groups, but the layer has "
+                f"{in_width(module)} in {groups_of(module)}; analyze this model itself"
+            )
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

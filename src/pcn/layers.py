@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from pcn.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class LayerType:
@@ -174,5 +176,7 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model._orig_mod
         elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
-        else:
+        elif isinstance(model, nn.Module):
             return model
+        else:
+            raise ConfigError(f"the model is of type {type(model).__name__}: give a torch.nn.Module")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
-from pcn.errors import PlanError
+from pcn.errors import ConfigError, PlanError
 from pcn.replaced import FIRST_MOMENTS, SECOND_MOMENTS, Replaced
 
 CARRIED = (SGD, Adam, AdamW)
@@ -18,8 +18,18 @@ CARRIED = (SGD, Adam, AdamW)
 State = dict[str, Any]
 
 
+def check_is_optimizer(optimizer: Optimizer | None) -> None:
+    """Raise for what is neither an optimizer nor None."""
+    if optimizer is not None and not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
+        given = optimizer.__name__ if isinstance(optimizer, type) else f"of type {type(optimizer).__name__}"
+        raise ConfigError(
+            f"the optimizer is {given}: give the one that trains this model, such as torch.optim.SGD(...), or None"
+        )
+
+
 def check_optimizer(optimizer: Optimizer, *, strict: bool) -> None:
     """Say beforehand whether an optimizer's state can go along: warn that it is reset, or refuse in strict mode."""
+    check_is_optimizer(optimizer)
     if isinstance(optimizer, LBFGS):
         raise PlanError(
             "LBFGS keeps one history of all parameters together, which no replaced parameter fits into; "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pcn.config import BasisKind, Order
+from pcn.config import BasisKind, Order, SizedBy
 from pcn.errors import PlanError, suggest
 from pcn.usage import Expected
 
@@ -50,6 +50,7 @@ class LayerPlan:
     output_rank: int | None = None  # outputs (per group) that are trained behind an output basis; None: all are
     basis: BasisKind = "pca"
     precondition: float = 0.0
+    sized_by: SizedBy = "variance"
     train_basis: bool = False
     keep_dropped: bool = False
     activation: str | None = None  # layers with the same one read the same input and share its basis
@@ -201,8 +202,14 @@ class Plan:
         when ``strict``.
         """
         from pcn.bases import find_bases
+        from pcn.distributed.refusals import check_changeable
+        from pcn.fit import check_fits, check_statistics
+        from pcn.layers import unwrap
         from pcn.surgery import apply_plan_
 
+        check_changeable(model, optimizer)
+        check_fits(self, unwrap(model))
+        check_statistics(stats, unwrap(model))
         example = stats.example if check else None
         apply_plan_(
             self, model, find_bases(self, stats, model), example=example, optimizer=optimizer, ema=ema, strict=strict

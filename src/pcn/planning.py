@@ -13,6 +13,7 @@ from pcn.config import PCNConfig
 from pcn.dropping import plan_outputs
 from pcn.errors import ConfigError, TraceError
 from pcn.example import Batches, Example, device_of
+from pcn.fit import check_statistics
 from pcn.graph import ChannelGraph, trace
 from pcn.keep import Request
 from pcn.layers import transformable_layers, unwrap
@@ -47,6 +48,10 @@ def make_plan(
     model = unwrap(model)
     config = config or PCNConfig()
     check_untransformed(model)
+    if stats is not None:
+        check_statistics(stats, model)
+    if graph is not None and not isinstance(graph, ChannelGraph):
+        raise ConfigError(f"graph is of type {type(graph).__name__}: give what pcn.trace(model, example) returns")
     if not isinstance(config, PCNConfig):
         from pcn.budget import Budget
         from pcn.within import plan_within

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from pcn.config import ExplainedVariance, Fixed, LayerRule, PCNConfig, RankRule, SpectrumLike, Threshold, as_rank_rule
-from pcn.errors import ConfigError, PlanError
+from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
 from pcn.layers import canonical_weight, groups_of, layer_type
 from pcn.plan import LayerPlan
@@ -92,6 +92,7 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         order=rule.order or config.order,
         basis=config.basis,
         precondition=config.precondition or 0.0,
+        sized_by=config.sized_by,
         train_basis=config.train_basis,
         keep_dropped=config.keep_dropped,
     )
@@ -131,15 +132,7 @@ def _output_rank(layer: LayerPlan, wish: int | float, multiple_of: int) -> int |
 
 
 def _spectrum(layer: LayerPlan, width: int, stats: Statistics | None) -> SpectrumLike:
-    if stats is None:
-        return _WidthOnly(width)
-    spectrum = stats.spectrum(layer.name)
-    if (spectrum.groups, spectrum.width) != (layer.groups, width):
-        raise PlanError(
-            f"the statistics of {layer.name!r} are of {spectrum.groups * spectrum.width} inputs in {spectrum.groups} "
-            f"groups, but the layer has {layer.in_features} in {layer.groups}; analyze this model itself"
-        )
-    return spectrum
+    return _WidthOnly(width) if stats is None else stats.spectrum(layer.name)
 
 
 def _rank(name: str, rule: RankRule, spectrum: SpectrumLike, multiple_of: int) -> tuple[int, str | None]:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from pcn.bases import Bases
 from pcn.distributed.refusals import check_changeable
 from pcn.edit import Edit, Swap, reshaping, transforming
-from pcn.errors import PlanError
+from pcn.errors import ConfigError, PlanError
 from pcn.example import Example
 from pcn.layers import unwrap
 from pcn.optimizer import check_holds, check_optimizer, follow_
@@ -111,9 +111,12 @@ def _watch_(old: nn.Module, told: Callable[[], None], stack: ExitStack) -> None:
 def averaged(ema: nn.Module, model: nn.Module) -> nn.Module:
     """The model inside an averaging wrapper (torch's AveragedModel and timm's both call it ``module``), or the copy."""
     inner = getattr(ema, "module", None)
-    if isinstance(inner, nn.Module) and type(unwrap(ema)) is not type(model):
+    whole = unwrap(ema) if isinstance(ema, nn.Module) else None
+    if isinstance(inner, nn.Module) and type(whole) is not type(model):
         return unwrap(inner)
-    return unwrap(ema)
+    if whole is None:
+        raise ConfigError(f"ema is of type {type(ema).__name__}: give the averaged model, or what holds it as .module")
+    return whole
 
 
 def reshape_(

@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from pcn.budget import Budget, check_reachable
+from pcn.budget import Budget
 from pcn.config import LayerRule, PCNConfig
 from pcn.dropping import without_classes
 from pcn.errors import ConfigError, TraceError
 from pcn.example import Batches, Example, Forward, device_of
+from pcn.fit import check_statistics
 from pcn.graph import ChannelGraph, trace
 from pcn.layers import unwrap
 from pcn.plan import LayerPlan, Plan
@@ -25,6 +26,7 @@ from pcn.planner.prices import taken_off
 from pcn.planner.question import Known, Question
 from pcn.planner.units import amounts
 from pcn.planning import make_plan
+from pcn.reachable import check_reachable
 from pcn.statistics import Statistics
 
 WHITENED = 1.0  # how far directions are preconditioned where nobody says; docs/comparison.md has the trials
@@ -44,6 +46,9 @@ def fit_budget(
     A layer to which the budget gives its full width stays as it is, and so does a frozen one. ``batches`` are needed
     where the worth is measured on them; ``measured`` are costs that :func:`pcn.measure_costs` has found already.
     """
+    if not isinstance(budget, Budget):
+        raise ConfigError(f"budget={budget!r}: give a Budget, such as Budget(params=0.25)")
+    check_statistics(stats, unwrap(model))
     if budget.drop_channels:
         raise ConfigError(
             "a configuration cannot say which channels go: make_plan(model, stats, budget) gives the plan"

@@ -118,6 +118,7 @@ def test_the_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--model", "small:Mlp", "--model-options", "width=64", "--weights", "small")
     text = shown(capsys, "export", *flags, "--to", "safetensors", "--form", "dense", "--out", "x.safetensors")
     assert text.startswith("x.safetensors: ")
+    assert f"{count(Mlp(64)).total:,} stored parameters" in text  # what the dense form holds, not the small network
     assert load_file("x.safetensors").keys() == Mlp().state_dict().keys()
 
 
@@ -239,6 +240,10 @@ def test_what_is_missing_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> N
     assert "say what goes in" in refused(capsys, "export", *MLP, "--to", "onnx", "--out", "x.onnx", code=2)
     wrong = ("compress", *LOOK, "--plan", "plan.json", "--rank", "3", "--out", "small")
     assert "leave --rank out" in refused(capsys, *wrong, code=2)
+    Path("taken").touch()
+    said = refused(capsys, "export", *LOOK, "--to", "safetensors", "--out", "taken/x.safetensors")
+    assert "cannot write into taken" in said
+    assert "there is no device 'gpu': give cpu or cuda" in refused(capsys, "analyze", *LOOK, "--device", "gpu")
     assert "ends in .onnx" in refused(capsys, "export", *LOOK, "--to", "onnx", "--out", "x.bin", code=2)
     wrong = ("export", *LOOK, "--to", "folded", "--dynamic-batch", "--out", "x.safetensors")
     assert "--dynamic-batch goes with" in refused(capsys, *wrong, code=2)

@@ -109,7 +109,7 @@ def check_what_fails_on_one_rank_is_undone_on_all() -> None:
     error = raised(lambda: pcn.Switch(model, optimizer, pcn.PCNConfig(exclude="nobody")).now(own_batches()))
     assert isinstance(error, pcn.ConfigError)
     error = raised(lambda: pcn.Switch(model, optimizer, SMALL).now(0 if rank() == 1 else own_batches()))
-    assert "'int' object is not iterable" in str(error)
+    assert "batches is of type int; give an iterable of batches" in str(error)
     assert (record(model.module), state_hash(model, optimizer)) == (before, state)
     train(model, optimizer, range(2, 4))
     pcn.Switch(model, optimizer, SMALL).now(own_batches())

@@ -188,3 +188,39 @@ def test_a_loop_that_tells_no_steps_hears_of_it() -> None:
     switch.after_epoch(1, [x])
     with pytest.raises(pcn.ConfigError, match=r"call switch.after_step"):
         switch.after_epoch(2, [x])
+
+
+def begun(width: int = 24, **config: Any) -> pcn.Switch:
+    """A switch that has begun to fade."""
+    torch.manual_seed(0)
+    switch = pcn.Switch(Mlp(width), None, pcn.PCNConfig(**{**CONFIG, **config}), fade=4)
+    switch.after_epoch(1, [torch.randn(64, 12)])
+    return switch
+
+
+def test_a_state_from_the_middle_of_a_fade_does_not_fit_another_model() -> None:
+    state = begun().state_dict()
+    for other in (pcn.Switch(Mlp(30), None), begun(30)):
+        before = other.state_dict()
+        with pytest.raises(pcn.PlanError, match=r"saved with another model: 'fc1' has .* build it with the sizes"):
+            other.load_state_dict(state)
+        assert str(other.state_dict()) == str(before)
+
+
+def test_a_state_does_not_fit_a_model_that_was_switched_by_another_plan() -> None:
+    states = {}
+    for rank in (0.5, 0.25):
+        switch = begun(rank=rank)
+        switch.now([torch.randn(64, 12)])
+        states[rank] = switch.state_dict()
+    switch.load_state_dict(states[0.25])
+    with pytest.raises(pcn.PlanError, match=r"another plan: 'fc1' has rank 6 of 12 .* rank 3 of 12 .* build the"):
+        switch.load_state_dict(states[0.5])
+    with pytest.raises(pcn.PlanError, match="from before the switch"):
+        switch.load_state_dict(begun().state_dict())
+
+
+@pytest.mark.parametrize("state", [{}, None, [1], Mlp().state_dict()])
+def test_what_is_no_state_of_a_switch_is_refused(state: Any) -> None:
+    with pytest.raises(pcn.ConfigError, match=r"no state of a switch, as it has no 'plan': give what"):
+        pcn.Switch(Mlp(), None).load_state_dict(state)

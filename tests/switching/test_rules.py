@@ -33,6 +33,20 @@ def test_after_a_step_in_the_middle_of_an_epoch(at: int) -> None:
     assert switched == [at]
 
 
+def test_a_loop_that_tells_no_step_to_a_rule_that_counts_them_is_told_so() -> None:
+    switch = pcn.Switch(dense(), None, CONFIG, at=pcn.AfterStep(10))
+    with pytest.raises(pcn.ConfigError, match=r"AfterStep\(step=10\) counts steps, and none .* call switch.after_step"):
+        switch.after_epoch(1, [vectors(9)[0]])
+
+
+def test_an_epoch_that_begins_after_a_resumed_one_needs_no_step_first() -> None:
+    first = pcn.Switch(dense(), None, CONFIG, at=pcn.AfterStep(10))
+    first.after_step(4, [])
+    resumed = pcn.Switch(dense(), None, CONFIG, at=pcn.AfterStep(10))
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.after_epoch(1, []) is None
+
+
 def test_a_step_that_was_missed_is_made_up_for() -> None:
     switch = pcn.Switch(dense(), None, CONFIG, at=pcn.AfterStep(10))
     assert switch.after_step(8, []) is None

@@ -335,6 +335,15 @@ def test_a_budget_of_memory_is_met_or_refused_before_training(
     assert not (tmp_path / "other" / "metrics.jsonl").exists()
 
 
+def test_a_budget_of_operations_that_cannot_be_met_is_refused_before_training(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = [flag for flag in SMALL[1:] if flag not in ("--rank", "0.25")]
+    said = refused(capsys, *flags, "--flops", "0.01", "--switch-at", "2", "--out", str(tmp_path / "run"))
+    assert "FLOPs too small, even with every layer at its lowest rank" in said
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 def test_one_of_a_measured_unit_is_refused_as_ambiguous() -> None:
     with pytest.raises(pcn.ConfigError, match="step_ms=1 could be one, or all of it"):
         Settings(step_ms=1, switch_at="1")

@@ -9,7 +9,7 @@ from pcn.cli.batches import add_batches, read_batches
 from pcn.cli.command import Command, WrongUsageError
 from pcn.cli.screen import Screen
 from pcn.cli.subject import Subject, add_subject, read_subject
-from pcn.cost import count
+from pcn.errors import FileError
 from pcn.example import Example
 from pcn.exports import Exported, export_folded, export_onnx, export_program, export_state
 
@@ -40,17 +40,27 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     done = _export(arguments, subject, example)
     size = done.path.stat().st_size
     difference = "" if done.difference is None else f", within {done.difference:.0e} of the model's largest output"
-    screen.text(f"{done.path}: {size:,} bytes, {count(subject.model).total:,} stored parameters{difference}")
+    screen.text(f"{done.path}: {size:,} bytes, {done.stored:,} stored parameters{difference}")
     for note in done.notes:
         screen.warn(note)
     screen.result(
-        {"file": str(done.path), "to": arguments.to, "bytes": size, "difference": done.difference, "notes": done.notes}
+        {
+            "file": str(done.path),
+            "to": arguments.to,
+            "bytes": size,
+            "stored_params": done.stored,
+            "difference": done.difference,
+            "notes": done.notes,
+        }
     )
 
 
 def _export(arguments: argparse.Namespace, subject: Subject, example: Example | None) -> Exported:
     model, path, form = subject.model, arguments.out, arguments.form
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot write into {path.parent}: {error.strerror}; give --out in another folder") from error
     if arguments.to == "folded":
         return export_folded(model, example, path)
     if arguments.to == "safetensors" or example is None:

@@ -16,6 +16,7 @@ from pcn.errors import ConfigError, FileError
 from pcn.training.requests import build_model
 from pcn.training.run_folder import SETTINGS
 from pcn.training.settings import Settings
+from pcn.training.world import device_named
 from pcn.weight_files import load_weights_
 
 
@@ -53,7 +54,7 @@ def read_subject(arguments: argparse.Namespace) -> Subject:
     """Build the model and load its weights."""
     settings = read_settings(arguments)
     set_threads(arguments.threads)
-    device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = device_named(arguments.device)
     torch.manual_seed(settings.seed)
     model = build_model(settings)
     weights = arguments.weights or (arguments.run and arguments.run / "model")

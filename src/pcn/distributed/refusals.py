@@ -7,6 +7,7 @@ from torch.optim import Optimizer
 
 from pcn.distributed.ddp import wrapper_of
 from pcn.errors import PlanError
+from pcn.layers import unwrap
 
 
 def check_changeable(model: nn.Module, optimizer: Optimizer | None = None) -> None:
@@ -21,6 +22,7 @@ def check_changeable(model: nn.Module, optimizer: Optimizer | None = None) -> No
 
 def check_whole(model: nn.Module, optimizer: Optimizer | None = None) -> None:
     """Raise unless every process has all of the model's parameters and of the optimizer's state."""
+    model = unwrap(model)
     for module in model.modules():
         if _is_a(module, "FSDPModule"):
             raise PlanError(

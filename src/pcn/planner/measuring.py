@@ -10,6 +10,7 @@ from torch import nn
 
 from pcn.errors import ConfigError
 from pcn.example import Example, Forward, device_of
+from pcn.failures import saying_which
 from pcn.layers import transformable_layers, unwrap
 from pcn.plan import check_untransformed
 from pcn.planner.kept import Kept
@@ -39,13 +40,13 @@ def measure_costs(
     """
     base = unwrap(model)
     check_untransformed(base)
+    trials = Trials.of(budget, times)
     device = device_of(base)
     if device is None or device.type == "meta":
         raise ConfigError("the model has no weights on a device: there is nothing to measure")
     example = batch if isinstance(batch, Example) else Example.of(batch, forward, device)
     if budget is not None and budget.batch is not None:
         example = example.with_samples(budget.batch)
-    trials = Trials.of(budget, times)
     layers = {
         name: module
         for name, module, reason in transformable_layers(base)
@@ -55,7 +56,7 @@ def measure_costs(
         _train_alone(base)
         wanted = [parameter for parameter in base.parameters() if parameter.requires_grad]
         kept = Kept.beside((*base.parameters(), *base.buffers()))
-        with kept.layers_named(layers), kept.watched():
+        with saying_which("the batch", example), kept.layers_named(layers), kept.watched():
             example.call(base)
         kept.held.clear()
         whole = tensors_of(base, trials.state) + Usage(activations_bytes=kept.total_bytes)

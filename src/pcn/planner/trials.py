@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pcn.config import PCNConfig
+from pcn.errors import ConfigError
 from pcn.layers import canonical_weight, groups_of, in_width, layout_of, out_width
 from pcn.nn.build import empty_like
 from pcn.planner.kept import Kept, Read, key_of
@@ -48,7 +49,9 @@ class Trials:
     def of(cls, budget: Budget | None, times: bool) -> Trials:
         from pcn.budget import Budget
 
-        budget = budget or Budget(params=1.0)
+        budget = Budget(params=1.0) if budget is None else budget
+        if not isinstance(budget, Budget):
+            raise ConfigError(f"budget={budget!r}: give a Budget, such as Budget(step_ms=0.5)")
         rules = budget.config.layers.values()
         both = budget.two_sided or any(rule.output_rank is not None for rule in rules)
         return cls(budget.config, budget.step, numbers_kept(budget.optimizer), both, times)

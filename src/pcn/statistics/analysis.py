@@ -9,10 +9,10 @@ from torch import nn
 
 from pcn.distributed.collectives import Ranks
 from pcn.errors import ConfigError, StatisticsError
-from pcn.example import Forward
+from pcn.example import Forward, checked_batches
 from pcn.gradients import Loss, predicted_losses
 from pcn.layers import unwrap
-from pcn.statistics.choice import as_list, check_batches, check_numbers, check_same, choose_layers
+from pcn.statistics.choice import as_list, check_numbers, check_same, choose_layers
 from pcn.statistics.collect import Collector, Sampling
 from pcn.statistics.forms import SketchOptions
 from pcn.statistics.lag import warn_of_lag, watching_lag
@@ -65,13 +65,13 @@ def analyze(
     """
     ranks = Ranks(group)
     model = unwrap(model)
-    asked = None if layers is None else as_list(layers)
+    asked = None if layers is None else as_list(layers, "layers")
 
     def choose() -> tuple[dict[str, nn.Module], dict[str, str], Loss | None]:
-        check_batches(batches)
+        checked_batches(batches)
         check_numbers(pool, fraction, max_rank, passes)
         checked_mode(mode)
-        return *choose_layers(model, asked, as_list(exclude)), _loss(gradients, forward)
+        return *choose_layers(model, asked, as_list(exclude, "exclude")), _loss(gradients, forward)
 
     wanted, left_alone, loss = ranks.together(choose)
     shapes = {name: LayerShape.of(module) for name, module in wanted.items()}

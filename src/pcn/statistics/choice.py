@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 
-from torch import Tensor, nn
+from torch import nn
 
-from pcn.config import matches
+from pcn.config import is_number, matches
 from pcn.distributed.collectives import Ranks
 from pcn.errors import ConfigError, StatisticsError, suggest
 from pcn.layers import transformable_layers
@@ -42,20 +42,19 @@ def choose_layers(
     return wanted, left_alone
 
 
-def as_list(names: str | Sequence[str]) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
-
-
-def check_batches(batches: object) -> None:
-    if isinstance(batches, Tensor | Mapping):
-        raise ConfigError(f"batches is one {type(batches).__name__}; give an iterable of batches, such as [batch]")
+def as_list(names: str | Iterable[str], argument: str) -> list[str]:
+    """Names or globs as a list, also where one was given by itself."""
+    listed = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [None]
+    if not all(isinstance(name, str) for name in listed):
+        raise ConfigError(f"{argument}={names!r}: give layer names or globs, such as ['features.*']")
+    return listed
 
 
 def check_numbers(pool: int | None, fraction: float | None, max_rank: int | None, passes: int | None) -> None:
     for name, value in {"pool": pool, "max_rank": max_rank, "passes": passes}.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name}={value!r}: give a whole number of at least 1")
-    if fraction is not None and not 0 < fraction <= 1:
+    if fraction is not None and not (is_number(fraction) and 0 < fraction <= 1):
         raise ConfigError(f"fraction={fraction!r}: the fraction must lie in (0, 1]")
 
 

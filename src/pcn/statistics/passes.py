@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +12,9 @@ from torch.utils._pytree import tree_map_only
 
 from pcn.distributed.collectives import Ranks
 from pcn.distributed.statistics import add_up_, share_test_vectors_
-from pcn.errors import ConfigError, PCNError, StatisticsError
+from pcn.errors import ConfigError, StatisticsError
 from pcn.example import Example, Forward, device_of
+from pcn.failures import saying_which
 from pcn.gradients import Loss, Reads
 from pcn.statistics.collect import Collector
 from pcn.statistics.sketch import Sketch
@@ -56,7 +56,7 @@ class Passes:
         first = None
         for number, batch in enumerate(self.batches):
             example = Example.of(batch, self.forward, device)
-            with _saying_which(number, example):
+            with saying_which(f"batch {number}", example, or_else=', or measure with mode="eval"'):
                 if loss is None:
                     with collector.watching():
                         example.call(self.model)
@@ -76,22 +76,3 @@ class Passes:
         # The collector does not watch the way back, where a model with checkpoints calls its layers again.
         for name, _, gradient in reads.gradients(value):
             collector.take_gradient(name, gradient)
-
-
-@contextmanager
-def _saying_which(number: int, example: Example) -> Iterator[None]:
-    """Say which batch a model failed on."""
-    try:
-        yield
-    except PCNError:
-        raise
-    except Exception as error:
-        if "more than 1 value per channel" in str(error):
-            raise StatisticsError(
-                f"batch {number} has one sample, of which batch norm takes no statistics: leave it out "
-                '(drop_last=True), or measure with mode="eval"'
-            ) from error
-        raise StatisticsError(
-            f"the model failed on batch {number}, called as {example}: {type(error).__name__}: {error}; "
-            "give an iterable of batches, and forward=lambda model, batch: ... where the model is called otherwise"
-        ) from error

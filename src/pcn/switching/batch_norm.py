@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from pcn.distributed.collectives import Ranks
 from pcn.errors import StatisticsError
-from pcn.example import Example, Forward, device_of
+from pcn.example import Example, Forward, checked_batches, device_of
+from pcn.failures import saying_which
 from pcn.layers import unwrap
 from pcn.untouched import counting_alone, untouched
 
@@ -39,7 +40,8 @@ def recalibrate_(
     (1, tensor([1., 2.]))
     """
     model = unwrap(model)
-    norms = [m for m in model.modules() if isinstance(m, BatchNorm) and _tracks(m)]
+    named = {name: m for name, m in model.named_modules() if isinstance(m, BatchNorm) and _tracks(m)}
+    norms = list(named.values())
     if not norms:
         return 0
     ranks = Ranks(group)
@@ -48,11 +50,14 @@ def recalibrate_(
     if not count:
         raise StatisticsError("there was no batch to recalibrate batch norm on: give a list or a data loader")
     with torch.no_grad():
-        for norm, tensors in zip(norms, measured, strict=True):
+        for tensors in measured:
             _average_(tensors, ranks)
-            if tensors["num_batches_tracked"]:  # otherwise no batch came by, and it keeps what it had
-                for name, tensor in tensors.items():
-                    norm.get_buffer(name).copy_(tensor)
+        # Where no batch came by, a norm keeps what it had.
+        seen = {name: tensors for name, tensors in zip(named, measured, strict=True) if tensors["num_batches_tracked"]}
+        _check_finite(seen)
+        for norm, tensors in seen.items():
+            for name, tensor in tensors.items():
+                named[norm].get_buffer(name).copy_(tensor)
     return count
 
 
@@ -61,8 +66,10 @@ def _measure(
 ) -> tuple[int, list[dict[str, Tensor]]]:
     count = 0
     with untouched(model), _measuring(norms):
-        for batch in batches:
-            Example.of(batch, forward, device_of(model)).call(model)
+        for batch in checked_batches(batches):
+            example = Example.of(batch, forward, device_of(model))
+            with saying_which(f"batch {count}", example):
+                example.call(model)
             count += 1
         return count, [{name: b.clone() for name, b in norm.named_buffers(recurse=False)} for norm in norms]
 
@@ -79,6 +86,15 @@ def _average_(measured: dict[str, Tensor], ranks: Ranks) -> None:
         ranks.sum_(total)
         measured[name].copy_(total / whole)
     own.copy_(whole)
+
+
+def _check_finite(measured: dict[str, dict[str, Tensor]]) -> None:
+    for name, tensors in measured.items():
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+            raise StatisticsError(
+                f"what the batch norm {name!r} reads holds NaN or infinite values, so that everything stays as it was; "
+                "check the model's weights and the batches"
+            )
 
 
 def _tracks(norm: BatchNorm) -> bool:

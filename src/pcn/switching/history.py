@@ -13,9 +13,13 @@ from pcn.switching.rules import Progress, SwitchRule
 
 @dataclass
 class History:
-    """Epochs done, accuracies and movements of the subspaces so far, and where these were last."""
+    """Epochs done, accuracies and movements of the subspaces so far, and where these were last.
+
+    ``step`` is the last step that was told, None where none was.
+    """
 
     epoch: int = 0
+    step: int | None = None
     accuracies: list[float] = field(default_factory=list)
     movements: list[float] = field(default_factory=list)
     directions: Directions = field(default_factory=dict)
@@ -26,9 +30,21 @@ class History:
             if getattr(rule, "needs_accuracy", False):
                 raise ConfigError(f"{rule!r} needs accuracy=..., the validation accuracy after this epoch")
             return []
-        if not math.isfinite(accuracy):
+        try:
+            finite = math.isfinite(accuracy)
+        except TypeError:
+            finite = False
+        if not finite:
             raise ConfigError(f"accuracy={accuracy!r} after epoch {self.epoch}: give a finite number")
         return [float(accuracy)]
+
+    def check_told(self, rule: SwitchRule) -> None:
+        """Raise at the end of an epoch when a rule waits for a step and none was ever told."""
+        if self.step is None and getattr(rule, "counts_steps", False):
+            raise ConfigError(
+                f"{rule!r} counts steps, and none was told up to the end of epoch {self.epoch}: call "
+                "switch.after_step(step, batches) after every step of the optimizer, with how many are done"
+            )
 
     def progress(self, step: int = 0) -> Progress:
         return Progress(self.epoch, step, tuple(self.accuracies), tuple(self.movements))
@@ -36,6 +52,7 @@ class History:
     def state_dict(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
+            "step": self.step,
             "accuracies": list(self.accuracies),
             "movements": list(self.movements),
             "directions": dict(self.directions),
@@ -43,6 +60,7 @@ class History:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch = int(state["epoch"])
+        self.step = state.get("step", 0)  # states without it were written where steps may have been told
         self.accuracies = [float(value) for value in state["accuracies"]]
         self.movements = [float(value) for value in state["movements"]]
         self.directions = dict(state["directions"])

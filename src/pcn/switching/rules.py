@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
+from pcn.config import is_number
 from pcn.errors import ConfigError
 
 
@@ -56,6 +57,7 @@ class AfterStep:
     """
 
     step: int
+    counts_steps = True
 
     def __post_init__(self) -> None:
         _check_count(self, self.step)
@@ -80,7 +82,7 @@ class AccuracySlows:
     needs_accuracy = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
+        if not (is_number(self.share) and 0 < self.share <= 1):
             raise ConfigError(f"AccuracySlows({self.share!r}): the share must lie in (0, 1]")
 
     def due(self, progress: Progress) -> bool:
@@ -112,7 +114,7 @@ class SubspacesSettle:
     watches_subspaces = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.within < 1:
+        if not (is_number(self.within) and 0 < self.within < 1):
             raise ConfigError(f"SubspacesSettle({self.within!r}): the share must lie in (0, 1)")
         if isinstance(self.patience, bool) or not isinstance(self.patience, int) or self.patience < 1:
             raise ConfigError(f"SubspacesSettle(patience={self.patience!r}): give a whole number of at least 1")

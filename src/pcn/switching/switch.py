@@ -11,17 +11,22 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pcn.bases import Bases, find_bases
-from pcn.budget import Budget, as_budget, check_reachable
+from pcn.budget import Budget, as_budget
 from pcn.config import PCNConfig
 from pcn.distributed.engine import Engine
 from pcn.errors import ConfigError, PlanError
-from pcn.example import Batches, Forward, opened, repeatable
+from pcn.example import Batches, Example, Forward, device_of, opened, repeatable
+from pcn.fit import check_statistics
 from pcn.layers import transformable_layers, unwrap
+from pcn.optimizer import check_is_optimizer
 from pcn.plan import Plan, check_untransformed, get_plan
 from pcn.planner import Measured
 from pcn.planning import make_plan
+from pcn.reachable import check_reachable
 from pcn.statistics import Statistics, analyze
+from pcn.surgery import averaged
 from pcn.switching.batch_norm import recalibrate_
+from pcn.switching.checks import check_analysis, check_done, check_leads_on, check_same, check_state
 from pcn.switching.dimensions import dimension_rule, effective_dimensions, log_dimensions
 from pcn.switching.fading import Fading
 from pcn.switching.history import History
@@ -53,7 +58,8 @@ class Switch:
     over so many steps first, and :meth:`after_step` is called after every one of them.
     ``group`` are the processes that train together, by default those of a model in DistributedDataParallel: all of
     them make the same calls, each with its own batches. ``measured`` are costs that :func:`pcn.measure_costs` found:
-    a budget of time or memory that cannot be met is then refused at once. ``analysis`` are further arguments of
+    a budget of time or memory that cannot be met is then refused at once, and with a batch as ``example`` one of
+    operations is, which would show at the switch. ``analysis`` are further arguments of
     :func:`pcn.analyze`, whose mode is ``"batch"`` within a budget: what counts is what training sees.
 
     >>> model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
@@ -76,6 +82,7 @@ class Switch:
     log: object | None = None
     group: ProcessGroup | None = None
     measured: Measured | None = None
+    example: Any = None
     analysis: Mapping[str, Any] = field(default_factory=dict)
     plan: Plan | None = field(default=None, init=False)
     statistics: Statistics | None = field(default=None, init=False, repr=False)
@@ -84,15 +91,19 @@ class Switch:
 
     def __post_init__(self) -> None:
         self._rule = as_switch_rule(self.at)
+        check_is_optimizer(self.optimizer)
+        check_analysis(self.analysis)
         self._wish = as_budget(self.config, params=self.params) or self.config or PCNConfig()
         if isinstance(self._wish, Budget):
             self._wish = self._wish.trained_by(self.optimizer)
         self._engine = Engine(self.model, self.optimizer, self.ema, self.group)
+        if self.ema is not None:
+            averaged(self.ema, unwrap(self.model))
         self.plan = get_plan(self.model)  # a resumed run may have switched already
         if self.plan is None:
             self.options.check_names(name for name, _, _ in transformable_layers(unwrap(self.model)))
             if isinstance(self._wish, Budget):
-                check_reachable(self.model, self._wish, self.measured)
+                check_reachable(self.model, self._wish, self.measured, self._call())
         if isinstance(self.fade, bool) or not isinstance(self.fade, int) or self.fade < 0:
             raise ConfigError(f"fade={self.fade!r}: give a number of steps, or 0 to cut at once")
 
@@ -114,10 +125,13 @@ class Switch:
         at all where :meth:`look` has just given the ``statistics``. Of several processes, the first one's accuracy
         counts.
         """
+        check_done("epoch", epoch)
         if self._fading is not None:
             self._fading.check_moves()
         if self.begun:
             return None
+        if statistics is not None:
+            check_statistics(statistics, unwrap(self.model))
         ranks, seen = self._engine.ranks, self._seen
         seen.epoch = epoch
         seen.accuracies += ranks.from_one(lambda: seen.checked(accuracy, self._rule))
@@ -131,12 +145,16 @@ class Switch:
         if statistics is not None and watches:
             self._watch(statistics)
         due = ranks.from_one(lambda: bool(self._rule.due(seen.progress())))
+        if not due:
+            seen.check_told(self._rule)
         return self._begin(batches, statistics) if due else None
 
     def after_step(self, step: int, batches: Batches) -> Plan | None:
         """Call this after every optimizer step, with how many are done, for rules that count steps."""
         if self.plan is not None:
             return None
+        check_done("step", step)
+        self._seen.step = step
         if self._fading is not None:
             return self._fade(batches)
         due = bool(self._rule.due(self._seen.progress(step)))
@@ -159,14 +177,20 @@ class Switch:
 
         So a run is resumed by loading the switch first, then the model, then the optimizer.
         """
-        if state["plan"] is None and self.plan is not None:
+        check_state(state)
+        plan = None if state["plan"] is None else Plan.from_json(state["plan"])
+        fading = None if state.get("fading") is None else Fading.from_state(state["fading"])
+        if plan is None and self.plan is not None:
             raise PlanError("this state is from before the switch, but the model has been switched: build it anew")
-        self._seen.load_state_dict(state)
-        self._fading = None if state.get("fading") is None else Fading.from_state(state["fading"])
-        if state["plan"] is not None and self.plan is None:
-            plan = Plan.from_json(state["plan"])
+        if plan is not None and self.plan is not None:
+            check_same(plan, self.plan)
+        elif (leads_to := fading.plan if fading is not None else plan) is not None:
+            check_leads_on(leads_to, unwrap(self.model))
+        if plan is not None and self.plan is None:
             self._engine.reshape_(plan)
             self.plan = plan
+        self._seen.load_state_dict(state)
+        self._fading = fading
 
     def look(self, batches: Batches) -> Statistics:
         """Measure what the layers read now, as the switch would; nothing changes."""
@@ -176,6 +200,12 @@ class Switch:
         config, mode = self.options, "batch" if isinstance(self._wish, Budget) else "eval"
         how = {"gradients": config.needs_gradients, "mode": mode, **self.analysis}
         return analyze(self.model, own, forward=self.forward, exclude=config.exclude, group=ranks.group, **how)
+
+    def _call(self) -> Example | None:
+        """How the model is called, where an example was given."""
+        if self.example is None or isinstance(self.example, Example):
+            return self.example
+        return Example.of(self.example, self.forward, device_of(unwrap(self.model)))
 
     def _tell(self, epoch: int, stats: Statistics) -> None:
         """Have the first process tell the logger the effective dimensions."""

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from pcn.budget import Budget
 from pcn.config import PCNConfig
 from pcn.errors import PCNError
+from pcn.example import Example
 from pcn.planner import Measured
+from pcn.reachable import check_reachable
 from pcn.report.spectra import spectra_of
 from pcn.statistics import Statistics, analyze
 from pcn.switching.dimensions import dimension_rule, effective_dimensions
-from pcn.training.requests import analysis_options, rank_text
+from pcn.training.requests import analysis_options, rank_text, requested
 from pcn.training.step import autocast
 from pcn.within import measure_first
 
@@ -71,6 +73,19 @@ def step_costs(run: Trainer, wish: PCNConfig | Budget) -> Measured | None:
         return found
 
     return run.world.ranks.from_one(measure)
+
+
+def check_operations(run: Trainer) -> None:
+    """Refuse a budget of operations that no ranks could meet, before the first step; samples must fit the model."""
+    wish = requested(run.settings) if run.switch is not None and run.switch.plan is None else None
+    if not isinstance(wish, Budget) or wish.flops is None:
+        return
+
+    def check() -> None:
+        batch = next(iter(run.calibration()))
+        check_reachable(run.model, wish, example=Example.of(batch, device=run.device))
+
+    run.world.ranks.from_one(check)
 
 
 def _measured(run: Trainer) -> Statistics:

@@ -24,7 +24,7 @@ from pcn.training.data import Again, Batch, Contiguous, Data
 from pcn.training.evaluation import accuracies_percent, accuracy_percent
 from pcn.training.fusing import check_kernels, fuse_layers_
 from pcn.training.keeping import Keeper
-from pcn.training.looks import step_costs
+from pcn.training.looks import check_operations, step_costs
 from pcn.training.losses import Losses
 from pcn.training.meter import Stopwatch, peak_bytes, plus, training_bytes
 from pcn.training.offers import fade_steps_left, offer_after_epoch, offer_after_step
@@ -119,6 +119,7 @@ class Trainer:
     def run(self, deadline: float = math.inf) -> Record | None:
         """Train to the last epoch and return the result, or None when the deadline (as of time.time()) comes first."""
         self._check_fits()
+        check_operations(self)
         self.keeper.resume()
         if self.ended and self.folder is not None and (earlier := self.folder.result()) is not None:
             return earlier

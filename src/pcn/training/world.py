@@ -48,17 +48,23 @@ class World:
         return value
 
 
+def device_named(name: str | None) -> torch.device:
+    """A device that is here, by default the GPU where there is one."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"there is no device {name!r}: give cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("torch finds no CUDA device here: give --device cpu, or install a torch with CUDA")
+    return device
+
+
 @contextmanager
 def world(device: str | None = None) -> Iterator[World]:
     """Join the processes that ``torchrun`` started, or be alone."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        raise ConfigError(f"there is no device {name!r} to train on: give cpu or cuda") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("torch finds no CUDA device here: train with --device cpu, or install a torch with CUDA")
+    name = str(device_named(device))
     if name == "cuda":
         torch.backends.cudnn.benchmark = True
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"

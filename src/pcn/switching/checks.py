@@ -1,0 +1,92 @@
+"""What is given to a switch, checked when it is given: what does not fit would show epochs later."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from pcn.config import is_number
+from pcn.errors import ConfigError, PlanError, suggest
+from pcn.fit import check_fits
+from pcn.plan import Plan
+from pcn.statistics import analyze
+from pcn.statistics.choice import check_numbers
+from pcn.untouched import checked_mode
+
+# What analyze is told anyway: by the switch itself, and by its configuration.
+TAKEN = ("model", "batches", "forward", "exclude", "group")
+OPTIONS = tuple(name for name in inspect.signature(analyze).parameters if name not in TAKEN)
+STATE = ("plan", "epoch", "accuracies", "movements", "directions")
+
+
+def check_analysis(options: Mapping[str, Any]) -> None:
+    """Raise unless these are arguments of :func:`pcn.analyze` that are free."""
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"analysis={options!r}: give arguments of pcn.analyze by name, as in {{'pool': 2}}")
+    for name in options:
+        if name not in OPTIONS:
+            raise ConfigError(
+                f"analysis has {name!r}{suggest(name, OPTIONS)}; give arguments of pcn.analyze out of "
+                f"{', '.join(OPTIONS)}"
+            )
+    check_numbers(*(options.get(name) for name in ("pool", "fraction", "max_rank", "passes")))
+    checked_mode(options.get("mode", "eval"))
+
+
+def check_done(what: str, count: object) -> None:
+    """Raise unless this is how many epochs, or steps, are done."""
+    if not is_number(count):
+        raise ConfigError(f"{what}={count!r}: give how many are done, a whole number")
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """Raise unless this is the state of a switch."""
+    missing = [name for name in STATE if not isinstance(state, Mapping) or name not in state]
+    if missing:
+        raise ConfigError(
+            f"this is no state of a switch, as it has no {missing[0]!r}: give what switch.state_dict() returned"
+        )
+
+
+def check_leads_on(plan: Plan, model: nn.Module) -> None:
+    """Raise unless a saved plan can be applied to a model."""
+    try:
+        check_fits(plan, model)
+    except PlanError as error:
+        raise PlanError(
+            f"the state was saved with another model: {error}; build it with the sizes that it had then"
+        ) from error
+
+
+def check_same(plan: Plan, own: Plan) -> None:
+    """Raise unless a saved plan gives a model the shape that its own plan has given it."""
+    sizes, here = _sizes(plan), _sizes(own)
+    for name in {**sizes, **here}:
+        if sizes.get(name) != here.get(name):
+            raise PlanError(
+                f"the state was saved with another plan: {name!r} has {_shown(sizes.get(name))} in it and "
+                f"{_shown(here.get(name))} in this model; build the model anew and load the state into that"
+            )
+    if plan.slices != own.slices:
+        raise PlanError(
+            "the state was saved with another plan, which keeps other channels than this model does; build the model "
+            "anew and load the state into that"
+        )
+
+
+def _sizes(plan: Plan) -> dict[str, tuple[int | None, ...]]:
+    return {
+        layer.name: (layer.rank, layer.output_rank, layer.kept_inputs, layer.kept_outputs)
+        for layer in plan.layers.values()
+        if layer.changed
+    }
+
+
+def _shown(sizes: tuple[int | None, ...] | None) -> str:
+    if sizes is None:
+        return "all of its weights"
+    rank, trained, inputs, outputs = sizes
+    return f"rank {rank} of {inputs} inputs and {outputs if trained is None else trained} trained outputs"
