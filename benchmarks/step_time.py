@@ -147,12 +147,10 @@ class Run:
         with ThreadPoolExecutor(PROCESSES) as threads:
             noted = threads.map(lambda each: self._calls(*each[:2]), asked)
             calls = {call: batch for (_, _, batch), found in zip(asked, noted, strict=True) for call in found}
-            limit_s = COMPILING * (
-                self.deadline - time.monotonic()
-            )  # what is not compiled then, the timing does itself
-            list(
-                threads.map(lambda part: self._launches(limit_s, compile_launches, list(calls), part), range(PROCESSES))
-            )
+            # What is not compiled by then, the timing compiles itself.
+            limit_s = COMPILING * (self.deadline - time.monotonic())
+            parts = [(limit_s, compile_launches, list(calls), part) for part in range(PROCESSES)]
+            list(threads.map(lambda each: self._launches(*each), parts))
         self._launches(LIMITS_S["launches"], time_launches, calls)
 
     def _calls(self, task: Any, of: Job | Stage) -> list[Call]:

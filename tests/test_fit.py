@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from torch import nn
 
 import pcn
 from pcn.plan import Plan
@@ -30,7 +31,7 @@ def plan() -> Plan:
 def test_statistics_of_other_widths_or_names_are_refused(use: str) -> None:
     with pytest.raises(pcn.PlanError, match=r"'fc2' are of 30 inputs .* the layer has 24 .* analyze this model itself"):
         USES[use](pcn.analyze(Mlp(30), [vectors()]))
-    with pytest.raises(pcn.PlanError, match="a layer 'stem', which this one does not have; analyze this model itself"):
+    with pytest.raises(pcn.PlanError, match=r"a layer 'stem' and others .* not have; analyze this model itself"):
         USES[use](pcn.analyze(Residual(), [vectors()]))
 
 
@@ -44,3 +45,10 @@ def test_what_are_no_statistics_is_refused(use: str, given: object) -> None:
 def test_statistics_of_some_layers_only_still_do() -> None:
     stats = pcn.analyze(Mlp(), [vectors()], layers="fc2")
     assert pcn.make_plan(Mlp(), stats, CONFIG).layers["fc1"].reason == "not among the layers asked for"
+
+
+def test_a_head_that_was_taken_off_is_not_missed() -> None:
+    model = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    stats = pcn.analyze(model, [vectors()])
+    model[4] = nn.Identity()
+    assert pcn.make_plan(model, stats, CONFIG).transformed

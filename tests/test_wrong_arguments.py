@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import pcn
 from pcn.errors import ConfigError, PCNError, StatisticsError
@@ -161,3 +161,23 @@ def test_an_averaged_copy_may_be_held_by_any_object() -> None:
     ema = Holder(Mlp())
     pcn.Switch(Mlp(), None, pcn.PCNConfig(rank=2), ema=ema).after_epoch(1, [vectors()])
     assert type(ema.module.fc2) is pcn.nn.PCLinear
+
+
+class OutOfMemory(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_device_that_is_full_says_so_itself() -> None:
+    for call in (pcn.analyze, pcn.recalibrate_):
+        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+            call(OutOfMemory(), [X])
+
+
+def test_one_batch_is_asked_for_where_one_is_taken() -> None:
+    with pytest.raises(StatisticsError, match=r"failed on the batch, .* give one batch, and forward=lambda"):
+        pcn.measure_costs(Mlp(), torch.randn(2, 5), times=False)

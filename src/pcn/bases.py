@@ -49,29 +49,21 @@ def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:
 
 def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Basis:
     assert layer.rank is not None
-    found = _directions(layer, stats, model)
-    outputs = None
+    found, outputs = _directions(layer, stats, model), None
+    rows = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].out_dim)
+    weight = _weight(layer, model).to(found.along)
+    weight = by_group(weight if rows is None else weight[list(rows)], layer.groups)
     if layer.output_rank is not None:
-        rows = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].out_dim)
-        weight = _weight(layer, model).to(found.along)
-        weight = by_group(weight if rows is None else weight[list(rows)], layer.groups)
-        outputs = directions.output_directions(weight, found, layer.output_rank).flatten(0, 1)
+        outputs = directions.output_directions(weight, found, layer.output_rank)
     kept, block = kept_inputs(plan, layer), None
     if kept is not None and layer.order == "kept_block":
         block = stats.block_basis(layer.name, kept, layer.rank)
     found = directions.preconditioned(found, layer.precondition)
     if layer.precondition and layer.sized_by == "weights":
-        readers = [each for each in plan.transformed if _reads_the_same(each, layer)]
-        found = directions.sized(found, [by_group(_weight(each, model), each.groups) for each in readers])
+        found = directions.sized(found, weight, outputs)
     dual = None if found.back is found.along else found.back.flatten(0, 1)
-    return Basis(stats.mean(layer.name), found.along.flatten(0, 1), block, dual, outputs)
-
-
-def _reads_the_same(one: LayerPlan, other: LayerPlan) -> bool:
-    """Whether two layers have the same directions, which they can then take from one projection."""
-    shared = one.activation is not None and one.basis in ("pca", "balanced")  # others are each layer's own
-    what = ("activation", "basis", "rank", "groups", "precondition", "sized_by")
-    return one.name == other.name or (shared and all(getattr(one, name) == getattr(other, name) for name in what))
+    expanded = None if outputs is None else outputs.flatten(0, 1)
+    return Basis(stats.mean(layer.name), found.along.flatten(0, 1), block, dual, expanded)
 
 
 def _directions(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Directions:

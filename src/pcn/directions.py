@@ -6,7 +6,6 @@ that says how much errors in x matter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -83,23 +82,20 @@ def preconditioned(found: Directions, power: float) -> Directions:
     return Directions(found.along * scale, found.back / scale, found.variances * scale[:, 0] ** 2)
 
 
-def sized(found: Directions, weights: Sequence[Tensor]) -> Directions:
-    """Multiply all coordinates by one number, so that the numbers in W~ are as large as those in W were.
+def sized(found: Directions, weight: Tensor, outputs: Tensor | None = None) -> Directions:
+    """Multiply all coordinates by one number, so that the numbers in W~ are as large as those in W (g, n, w, k) were.
 
-    ``weights`` (g, n, w, k) are those of all layers that read the coordinates. What a learning rate does to a layer
-    depends on how large its numbers are: one that suited W then suits W~.
+    With ``outputs`` (g, n, s) the trained ones count. What a learning rate does to a layer depends on how large its
+    numbers are.
     """
-    projected = [torch.einsum("gnmk,gmr->gnrk", weight.to(found.back), found.back) for weight in weights]
-    before, after = (_mean_square(tensors) for tensors in (weights, projected))
-    if not 0 < before < torch.inf or not after > 0:
+    core = torch.einsum("gnmk,gmr->gnrk", weight, found.back)
+    if outputs is not None:
+        core = torch.einsum("gns,gnrk->gsrk", outputs, core)
+    before, after = (float(tensor.square().mean()) for tensor in (weight, core))
+    factor = (after / before) ** 0.5 if before > 0 else 1.0
+    if not 0 < factor < torch.inf:
         return found
-    factor = (after / before) ** 0.5
     return Directions(found.along * factor, found.back / factor, found.variances * factor**2)
-
-
-def _mean_square(tensors: Sequence[Tensor]) -> float:
-    total = sum(float(tensor.double().square().sum()) for tensor in tensors)
-    return total / max(1, sum(tensor.numel() for tensor in tensors))
 
 
 def _way_back(covariance: Tensor, along: Tensor) -> Tensor:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from pcn.errors import PCNError, StatisticsError
 from pcn.example import Example
 
+BATCHES = "give an iterable of batches, and forward=lambda model, batch: ... where the model is called otherwise"
+
 
 @contextmanager
-def saying_which(batch: str, example: Example, *, or_else: str = "") -> Iterator[None]:
-    """Say which batch a model failed on; ``or_else`` is what can be done with one of a single sample but leave it out.
+def saying_which(batch: str, example: Example, *, or_else: str = "", give: str = BATCHES) -> Iterator[None]:
+    """Say which batch a model failed on, and what to ``give`` instead.
+
+    ``or_else`` is what can be done with a batch of a single sample but leave it out.
 
     >>> from torch import nn, ones
     >>> with saying_which("batch 0", Example(ones(2, 5))):
@@ -22,7 +28,7 @@ def saying_which(batch: str, example: Example, *, or_else: str = "") -> Iterator
     """
     try:
         yield
-    except PCNError:
+    except (PCNError, torch.OutOfMemoryError):  # which says itself what is wrong, and callers wait for
         raise
     except Exception as error:
         if "more than 1 value per channel" in str(error):
@@ -31,6 +37,5 @@ def saying_which(batch: str, example: Example, *, or_else: str = "") -> Iterator
                 f"(drop_last=True){or_else}"
             ) from error
         raise StatisticsError(
-            f"the model failed on {batch}, called as {example}: {type(error).__name__}: {error}; "
-            "give an iterable of batches, and forward=lambda model, batch: ... where the model is called otherwise"
+            f"the model failed on {batch}, called as {example}: {type(error).__name__}: {error}; {give}"
         ) from error

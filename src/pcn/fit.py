@@ -44,16 +44,19 @@ def _check_layer(layer: LayerPlan, module: nn.Module) -> None:
 
 
 def check_statistics(stats: Statistics, model: nn.Module) -> None:
-    """Raise unless every layer that was measured is in the model and reads as many inputs."""
+    """Raise unless layers that were measured are in the model, and those that are read as many inputs."""
     if not isinstance(stats, Statistics):
         raise ConfigError(f"stats is of type {type(stats).__name__}: give what pcn.analyze(model, batches) returns")
     found = {name: (module, reason) for name, module, reason in transformable_layers(model)}
+    if stats.layers and not stats.layers.keys() & found.keys():
+        name = next(iter(stats.layers))
+        raise PlanError(
+            f"the statistics are of a model with a layer {name!r} and others that this one does not have"
+            f"{suggest(name, found)}; analyze this model itself"
+        )
     for name, key in stats.layers.items():
-        if name not in found:
-            raise PlanError(
-                f"the statistics are of a model with a layer {name!r}, which this one does not have"
-                f"{suggest(name, found)}; analyze this model itself"
-            )
+        if name not in found:  # a head that was taken off, say
+            continue
         module, reason = found[name]
         groups, inputs = stats.moments[key].groups, stats.moments[key].width * stats.moments[key].groups
         if reason is None and (groups, inputs) != (groups_of(module), in_width(module)):

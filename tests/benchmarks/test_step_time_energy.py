@@ -43,4 +43,4 @@ def test_the_device_has_work_while_the_counter_is_read() -> None:
 
     assert power_w(step, 0.001, torch.device("cpu"), read_j=slow, watched_s=0.4) is not None
     gaps = sorted(later - earlier for earlier, later in pairwise(began))
-    assert sum(gap > 0.04 for gap in gaps) <= 2, gaps[-5:]  # none waits for a reading
+    assert sum(gap > 0.04 for gap in gaps) <= 4, gaps[-5:]  # of eight readings, which last longer

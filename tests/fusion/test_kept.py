@@ -83,7 +83,8 @@ def test_of_an_activation_that_is_only_averaged_a_mask_is_kept(pool: Callable[[T
     assert sorted(full, key=str) == [torch.float32, torch.uint8]  # what is normalised, and the mask
 
 
-def test_of_an_activation_that_others_keep_no_mask_is_kept() -> None:
-    model = Sum(lambda y: y.square().mean((2, 3)))
+@pytest.mark.parametrize("read", [lambda y: y.square().mean((2, 3)), nn.AdaptiveAvgPool2d(2)])
+def test_of_an_activation_that_others_keep_no_mask_is_kept(read: Callable[[Tensor], Tensor]) -> None:
+    model = Sum(read)
     batch = torch.randn(2, 3, 6, 6)
     assert [chain.pooled for chain in fuse_(model, batch).chains] == [False]

@@ -47,6 +47,12 @@ def test_the_operators_are_registered_as_they_behave(name: str) -> None:
     torch.library.opcheck(torch.ops.pcn.pointwise_conv_input, (coming, kernel), test_utils=checks[:3])
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_gradients_have_gradients(name: str) -> None:
+    x, kernel = example(name, torch.float64)
+    assert torch.autograd.gradgradcheck(lambda x: pointwise_conv(x, kernel).pow(3), x)
+
+
 def test_only_the_kernel_is_kept() -> None:
     x, kernel = example("images", torch.float32)
     kept: list[Tensor] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from pcn.nn.eights import in_eights
 from pcn.nn.functional import CONVOLUTIONS
 
 SIZES = st.integers(1, 20)
-KINDS: list[tuple[type[nn.Module], int]] = [(PCConv1d, 1), (PCConv2d, 2), (PCConv3d, 3)]
+KINDS: list[tuple[type[Any], int]] = [(PCConv1d, 1), (PCConv2d, 2), (PCConv3d, 3)]
 
 
 @pytest.fixture
@@ -48,16 +49,35 @@ def test_only_16_bit_numbers_on_a_gpu_are_touched(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("kind", "spatial"), KINDS)
-@pytest.mark.parametrize("mode", ["zeros", "replicate"])
-def test_a_layer_computes_the_same(everywhere: None, kind: type[nn.Module], spatial: int, mode: str) -> None:
-    layer = kind(6, 5, 3, 3, padding=1, padding_mode=mode).half()
-    nn.init.normal_(layer.basis)
-    nn.init.normal_(layer.mean)
-    x = torch.randn(2, 6, *[4] * spatial).half()
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+@pytest.mark.parametrize("more", [{}, {"output_rank": 3}, {"offset": True}, {"groups": 2, "output_rank": None}])
+@pytest.mark.parametrize("samples", [(2,), ()])
+def test_a_layer_computes_the_same(
+    everywhere: None, kind: type[Any], spatial: int, mode: str, more: dict[str, Any], samples: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    layer = kind(6, 10 if "groups" in more else 5, 3, 3, padding=1, padding_mode=mode, **more).half()
+    for tensor in layer.buffers():
+        nn.init.normal_(tensor, std=0.5)
+    x = torch.randn(*samples, 6, *[4] * spatial).half()
     found, expected = (grown(layer, x, eight) for eight in (True, False))
+    assert found[0].is_contiguous()  # whoever reads it may view it
     for one, another in zip(found, expected, strict=True):
         assert one.shape == another.shape
         torch.testing.assert_close(one, another, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("eight", [False, True])
+@pytest.mark.parametrize("channels", [9, 15, 17, 24, 32])
+@pytest.mark.parametrize("form", [None, "factored", "folded"])
+def test_an_input_that_does_not_fit_is_refused(everywhere: None, eight: bool, channels: int, form: Form | None) -> None:
+    model = nn.Sequential(nn.Identity(), PCConv2d(10, 6, 3, rank=5)).half()
+    with fused_everywhere():
+        if form is not None:
+            fuse_(model, torch.randn(2, 10, 8, 8).half(), forms=form)
+        (eights.DEVICES.add if eight else eights.DEVICES.discard)("cpu")
+        with pytest.raises(RuntimeError, match="channels"):
+            model(torch.randn(2, channels, 8, 8).half())
 
 
 def grown(layer: nn.Module, x: Tensor, eight: bool) -> list[Tensor]:

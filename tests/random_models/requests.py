@@ -64,8 +64,9 @@ def _other_bases(c: Choices, config: PCNConfig) -> PCNConfig:
     orders = {config.order, *(rule.order for rule in config.layers.values())}
     if c.chance(60) or "kept_block" in orders:
         return config
-    how = {"precondition": c.pick([0.0, 0.5, 1.0]), "sized_by": c.pick(SIZED_BY)}
-    return replace(config, basis=c.pick(BASES), **how)
+    precondition = c.pick([0.0, 0.5, 1.0])
+    sized_by = c.pick(SIZED_BY) if precondition else "variance"
+    return replace(config, basis=c.pick(BASES), precondition=precondition, sized_by=sized_by)
 
 
 def _keep(c: Choices) -> KeepOutputs | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -35,8 +38,26 @@ def test_after_a_step_in_the_middle_of_an_epoch(at: int) -> None:
 
 def test_a_loop_that_tells_no_step_to_a_rule_that_counts_them_is_told_so() -> None:
     switch = pcn.Switch(dense(), None, CONFIG, at=pcn.AfterStep(10))
+    switch.after_epoch(1, [])  # which may have been before a run was resumed
     with pytest.raises(pcn.ConfigError, match=r"AfterStep\(step=10\) counts steps, and none .* call switch.after_step"):
-        switch.after_epoch(1, [vectors(9)[0]])
+        switch.after_epoch(2, [vectors(9)[0]])
+
+
+def test_a_run_that_began_without_the_switch_tells_its_epochs_first() -> None:
+    switch = pcn.Switch(dense(), None, CONFIG, at=pcn.AfterStep(10))
+    assert switch.after_epoch(3, []) is None
+    assert switch.after_step(7, []) is None
+    assert switch.after_epoch(4, []) is None
+
+
+def test_counts_of_any_kind_are_kept_as_plain_numbers(tmp_path: Path) -> None:
+    switch = pcn.Switch(dense(), None, CONFIG, at=pcn.AfterStep(10))
+    switch.after_step(np.int64(2), [])
+    switch.after_step(torch.tensor(3), [])
+    torch.save(switch.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] == 3
+    with pytest.raises(pcn.ConfigError, match=r"step=3.5: give how many are done, a whole number"):
+        switch.after_step(3.5, [])  # type: ignore[arg-type]
 
 
 def test_an_epoch_that_begins_after_a_resumed_one_needs_no_step_first() -> None:

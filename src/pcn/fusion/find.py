@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from pcn.nn import PCModule
 
 RELU = ("aten.relu", "aten.relu_")
 ADD = ("aten.add", "aten.add_")
-AVERAGE = ("aten.mean", "aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d")
+POOLS = ("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d")
 SOURCES = (PCModule, nn.Conv2d)  # what may hand its output to a batch norm
 
 
@@ -152,7 +152,7 @@ class _Finder:
             readers, emit = self._readers(calls.relu)
             if readers:
                 return Found(name, added, True, emit, readers, passed=self._passed(*calls.nodes, *users))
-        pooled = all(as_op(user) in AVERAGE for user in users)
+        pooled = all(_is_average(user) for user in users)
         return Found(name, added, True, pooled=pooled, passed=self._passed(*calls.nodes))
 
     def _source(self, norm: fx.Node) -> str | None:
@@ -278,6 +278,14 @@ def _stack(node: fx.Node) -> list[tuple[str, str]]:
 def _only_user(node: fx.Node) -> fx.Node | None:
     users = list(node.users)
     return users[0] if len(users) == 1 else None
+
+
+def _is_average(node: fx.Node) -> bool:
+    """Whether a node averages over all positions, for which nothing is kept but sizes."""
+    if as_op(node) == "aten.mean":
+        return True
+    sizes = node.args[1] if as_op(node) in POOLS else None
+    return isinstance(sizes, Sequence) and all(size == 1 for size in sizes)
 
 
 def _adds(node: fx.Node, norm: fx.Node) -> bool:

@@ -18,8 +18,8 @@ from pcn.fusion.pending import Pending
 from pcn.fusion.switch import fuses, switched_on
 from pcn.kernels import narrow_conv, pointwise_conv
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, PCModule
-from pcn.nn.eights import filled, in_eights
-from pcn.nn.functional import compute_dtype, convolve, convolve_padded, pointwise
+from pcn.nn.eights import cut, filled, in_eights
+from pcn.nn.functional import compute_dtype, convolve, convolve_padded, pointwise, project
 
 if TYPE_CHECKING:
     from pcn.fusion.norms import FusedNorm
@@ -106,7 +106,7 @@ class FusedConv(FusedLayer):
         return self.bias.to(wide) - response
 
     def _project(self, x: Tensor) -> Tensor:
-        return _convolve_fixed(x, pointwise(self.basis.to(compute_dtype(x)).T, self.weight.dim() - 2), cut=False)
+        return _project_fixed(x, pointwise(self.basis.to(compute_dtype(x)).T, self.weight.dim() - 2))
 
     def _from_projected(self, projected: Tensor) -> Tensor:
         if self._hands_over(projected):
@@ -118,10 +118,12 @@ class FusedConv(FusedLayer):
 
     def _product(self, projected: Tensor, bias: Tensor | None) -> Tensor:
         if self.output_basis is None:
-            return convolve_padded(projected, self.weight, bias, self.geometry)
-        core = convolve_padded(projected, self.weight, None, self.geometry)
+            return convolve_padded(projected, self.weight, bias, self.geometry, projected=True)
+        core = convolve_padded(projected, self.weight, None, self.geometry, projected=True)
         kernel = pointwise(self.output_basis.to(core.dtype), core.dim() - 2)
-        return _convolve_fixed(core, kernel) if bias is None else convolve(core, kernel, bias, 1)
+        if bias is not None:
+            return convolve(core, kernel, bias, 1)
+        return cut(_project_fixed(core, kernel), 1 - kernel.dim(), len(kernel))
 
     def _folded(self, x: Tensor) -> Tensor:
         dense = self._dense(compute_dtype(x))
@@ -197,13 +199,13 @@ LAYERS: dict[type[nn.Module], type[FusedLayer]] = {
 }
 
 
-def _convolve_fixed(x: Tensor, kernel: Tensor, *, cut: bool = True) -> Tensor:
-    """Convolve with a kernel of one pixel that is not trained; where fused code runs, x is not kept for backward."""
+def _project_fixed(x: Tensor, kernel: Tensor) -> Tensor:
+    """Project by a kernel of one pixel that is not trained; where fused code runs, x is not kept for backward."""
     if not (fuses(x) and x.dim() == kernel.dim()):
-        return convolve(x, kernel, None, 1, cut=cut)
-    filled_x, filled_kernel, _ = in_eights(x.to(kernel.dtype), kernel, None, kernel.dtype)
-    y: Tensor = pointwise_conv(filled_x, filled_kernel)
-    return y[:, : len(kernel)] if cut and len(kernel) < y.shape[1] else y
+        return project(x, kernel, None, 1)
+    made_x, made_kernel, _ = in_eights(x.to(kernel.dtype), kernel, None, kernel.dtype)
+    projected: Tensor = pointwise_conv(made_x, made_kernel)
+    return projected
 
 
 def forms_of(layer: PCModule) -> tuple[Form, ...]:

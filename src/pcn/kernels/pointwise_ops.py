@@ -67,7 +67,13 @@ def _gradients(ctx: Any, d_y: Tensor) -> tuple[Tensor, None]:
     return torch.ops.pcn.pointwise_conv_input(d_y, kernel), None
 
 
+def _gradients_of_input(ctx: Any, dd_x: Tensor) -> tuple[Tensor, None]:
+    (kernel,) = ctx.saved_tensors
+    return torch.ops.pcn.pointwise_conv(dd_x, kernel), None
+
+
 pointwise_conv.register_autograd(_gradients, setup_context=_save)
+pointwise_conv_input.register_autograd(_gradients_of_input, setup_context=_save)
 
 
 @register_flop_formula([torch.ops.pcn.pointwise_conv, torch.ops.pcn.pointwise_conv_input])

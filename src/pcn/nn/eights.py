@@ -8,19 +8,22 @@ from torch import Tensor
 
 EIGHT = 8
 DEVICES = {"cuda"}  # where it counts
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # layouts, by the number of dimensions
 
 
 def in_eights(
-    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, made_up: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the input, weight and bias of an ordinary convolution in ``dtype``, with zeros where channels are missing.
 
-    An input with more channels than the weight takes has zeros there already: the weight is given as many.
+    An input that is ``made_up`` may have such zeros already. One that does not fit is left for PyTorch to refuse.
     """
     at = 1 - weight.dim()  # where an input has its channels
-    channels, filters = x.shape[at], weight.shape[0]
+    filters, channels = weight.shape[:2]
     if x.device.type in DEVICES and dtype.itemsize == 2:
-        channels, filters = (-(-count // EIGHT) * EIGHT for count in (channels, filters))
+        filters, channels = (-(-count // EIGHT) * EIGHT for count in (filters, channels))
+    if x.shape[at] != weight.shape[1] and not (made_up and x.shape[at] == channels):
+        return x, weight, bias
     weight = filled(filled(weight, 1, channels), 0, filters)
     return filled(x, at, channels), weight, None if bias is None else filled(bias, 0, filters)
 
@@ -34,3 +37,16 @@ def filled(tensor: Tensor, dim: int, size: int) -> Tensor:
     behind = tensor.dim() - 1 - dim % tensor.dim()
     missing = size - tensor.shape[dim]
     return F.pad(tensor, [0, 0] * behind + [0, missing]) if missing > 0 else tensor
+
+
+def cut(y: Tensor, dim: int, size: int) -> Tensor:
+    """Leave out what was made up, dense and in the same layout: whoever reads it may want to view it.
+
+    >>> cut(torch.ones(2, 8, 3), 1, 5).is_contiguous()
+    True
+    """
+    if y.shape[dim] == size:
+        return y
+    layout = LAST.get(y.dim(), torch.contiguous_format)
+    layout = layout if y.is_contiguous(memory_format=layout) else torch.contiguous_format
+    return y.narrow(dim, 0, size).contiguous(memory_format=layout)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pcn.nn.eights import in_eights
+from pcn.nn.eights import cut, in_eights
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -78,13 +78,15 @@ def pc_conv(
     kernel = pointwise(by_group(basis, groups).transpose(1, 2).flatten(0, 1), spatial)
     centre = project_constant(mean, basis, groups)
     if geometry.pads_with_zeros:
-        projected, shift = convolve(x, kernel, None, groups, cut=False), -response(weight.to(dtype), centre, groups)
+        projected, shift = project(x, kernel, None, groups), -response(weight.to(dtype), centre, groups)
     else:
-        projected, shift = convolve(x, kernel, -centre.to(dtype), groups, cut=False), None
+        projected, shift = project(x, kernel, -centre.to(dtype), groups), None
     if output_basis is None:
-        y = convolve_padded(projected, weight, bias if shift is None else (bias + shift).to(dtype), geometry)
+        added = bias if shift is None else (bias + shift).to(dtype)
+        y = convolve_padded(projected, weight, added, geometry, projected=True)
     else:
-        core = convolve_padded(projected, weight, None if shift is None else shift.to(dtype), geometry)
+        moved = None if shift is None else shift.to(dtype)
+        core = convolve_padded(projected, weight, moved, geometry, projected=True)
         y = convolve(core, pointwise(output_basis.to(dtype), spatial), bias, groups)
     if offset_weight is None:
         return y
@@ -92,39 +94,33 @@ def pc_conv(
     return y + convolve_padded(x, offset_weight, -response(offset_weight, mean, groups).to(dtype), geometry)
 
 
-def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, groups: int, *, cut: bool = True) -> Tensor:
-    """Convolve with a kernel of one pixel; what is not ``cut`` may have channels of zeros at its end."""
+def project(x: Tensor, kernel: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+    """Convolve with a kernel of one pixel; the result may have channels of zeros at its end (see pcn.nn.eights)."""
     ones = (1,) * (kernel.dim() - 2)
-    return _convolution(x, kernel, bias, ones, (0,) * len(ones), ones, groups, cut=cut)
+    x, kernel, bias = (x, kernel, bias) if groups > 1 else in_eights(x, kernel, bias, compute_dtype(x))
+    return CONVOLUTIONS[len(ones)](x, kernel, bias, ones, 0, ones, groups)
 
 
-def convolve_padded(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """Pad and convolve as a stock layer does."""
+def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+    """Convolve with a kernel of one pixel."""
+    return cut(project(x, kernel, bias, groups), 1 - kernel.dim(), kernel.shape[0])
+
+
+def convolve_padded(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, *, projected: bool = False
+) -> Tensor:
+    """Pad and convolve as a stock layer does; x may be what :func:`project` returned."""
     stride, pads, dilation, groups, mode = geometry
     padding = tuple(before for before, _ in pads)
     if mode != "zeros" or any(before != after for before, after in pads):
         flat = [side for pair in reversed(pads) for side in pair]
         x = F.pad(x, flat, mode="constant" if mode == "zeros" else mode)
         padding = (0,) * len(pads)
-    return _convolution(x, weight, bias, stride, padding, dilation, groups)
-
-
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-    *,
-    cut: bool = True,
-) -> Tensor:
-    filters, run = weight.shape[0], CONVOLUTIONS[weight.dim() - 2]
+    filters = weight.shape[0]
     if groups == 1:
-        x, weight, bias = in_eights(x, weight, bias, compute_dtype(x))
-    y = run(x, weight, bias, stride, padding, dilation, groups)
-    return y.narrow(1 - weight.dim(), 0, filters) if cut and weight.shape[0] > filters else y
+        x, weight, bias = in_eights(x, weight, bias, compute_dtype(x), made_up=projected)
+    y = CONVOLUTIONS[weight.dim() - 2](x, weight, bias, stride, padding, dilation, groups)
+    return cut(y, 1 - weight.dim(), filters)
 
 
 def by_group(matrix: Tensor, groups: int) -> Tensor:

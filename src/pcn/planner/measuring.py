@@ -23,6 +23,8 @@ from pcn.usage import Usage
 if TYPE_CHECKING:
     from pcn.budget import Budget
 
+ONE_BATCH = "give one batch, and forward=lambda model, batch: ... where the model is called otherwise"
+
 
 def measure_costs(
     model: nn.Module, batch: Any, budget: Budget | None = None, *, forward: Forward | None = None, times: bool = True
@@ -56,7 +58,7 @@ def measure_costs(
         _train_alone(base)
         wanted = [parameter for parameter in base.parameters() if parameter.requires_grad]
         kept = Kept.beside((*base.parameters(), *base.buffers()))
-        with saying_which("the batch", example), kept.layers_named(layers), kept.watched():
+        with saying_which("the batch", example, give=ONE_BATCH), kept.layers_named(layers), kept.watched():
             example.call(base)
         kept.held.clear()
         whole = tensors_of(base, trials.state) + Usage(activations_bytes=kept.total_bytes)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from pcn.config import is_number
 from pcn.errors import ConfigError, PlanError, suggest
 from pcn.fit import check_fits
 from pcn.plan import Plan
@@ -36,10 +36,14 @@ def check_analysis(options: Mapping[str, Any]) -> None:
     checked_mode(options.get("mode", "eval"))
 
 
-def check_done(what: str, count: object) -> None:
-    """Raise unless this is how many epochs, or steps, are done."""
-    if not is_number(count):
-        raise ConfigError(f"{what}={count!r}: give how many are done, a whole number")
+def checked_count(what: str, count: Any) -> int:
+    """How many epochs, or steps, are done, as a number that any file can hold."""
+    try:
+        if isinstance(count, bool):
+            raise TypeError
+        return operator.index(count)
+    except TypeError as error:
+        raise ConfigError(f"{what}={count!r}: give how many are done, a whole number") from error
 
 
 def check_state(state: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ class History:
     accuracies: list[float] = field(default_factory=list)
     movements: list[float] = field(default_factory=list)
     directions: Directions = field(default_factory=dict)
+    waits: bool = False  # for the first step of all, since an epoch ended
 
     def checked(self, accuracy: float | None, rule: SwitchRule) -> list[float]:
         """An epoch's accuracy as one more entry, or none; raises where the rule cannot do with what was given."""
@@ -39,12 +40,18 @@ class History:
         return [float(accuracy)]
 
     def check_told(self, rule: SwitchRule) -> None:
-        """Raise at the end of an epoch when a rule waits for a step and none was ever told."""
-        if self.step is None and getattr(rule, "counts_steps", False):
+        """Raise when a rule waits for a step and none is told between two ends of an epoch.
+
+        The first may come from before: whoever resumes a run tells where it stood.
+        """
+        if self.step is not None or not getattr(rule, "counts_steps", False):
+            return
+        if self.waits:
             raise ConfigError(
                 f"{rule!r} counts steps, and none was told up to the end of epoch {self.epoch}: call "
                 "switch.after_step(step, batches) after every step of the optimizer, with how many are done"
             )
+        self.waits = True
 
     def progress(self, step: int = 0) -> Progress:
         return Progress(self.epoch, step, tuple(self.accuracies), tuple(self.movements))

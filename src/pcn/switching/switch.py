@@ -26,7 +26,7 @@ from pcn.reachable import check_reachable
 from pcn.statistics import Statistics, analyze
 from pcn.surgery import averaged
 from pcn.switching.batch_norm import recalibrate_
-from pcn.switching.checks import check_analysis, check_done, check_leads_on, check_same, check_state
+from pcn.switching.checks import check_analysis, check_leads_on, check_same, check_state, checked_count
 from pcn.switching.dimensions import dimension_rule, effective_dimensions, log_dimensions
 from pcn.switching.fading import Fading
 from pcn.switching.history import History
@@ -125,7 +125,7 @@ class Switch:
         at all where :meth:`look` has just given the ``statistics``. Of several processes, the first one's accuracy
         counts.
         """
-        check_done("epoch", epoch)
+        epoch = checked_count("epoch", epoch)
         if self._fading is not None:
             self._fading.check_moves()
         if self.begun:
@@ -153,8 +153,7 @@ class Switch:
         """Call this after every optimizer step, with how many are done, for rules that count steps."""
         if self.plan is not None:
             return None
-        check_done("step", step)
-        self._seen.step = step
+        self._seen.step = step = checked_count("step", step)
         if self._fading is not None:
             return self._fade(batches)
         due = bool(self._rule.due(self._seen.progress(step)))

@@ -119,8 +119,8 @@ class Trainer:
     def run(self, deadline: float = math.inf) -> Record | None:
         """Train to the last epoch and return the result, or None when the deadline (as of time.time()) comes first."""
         self._check_fits()
-        check_operations(self)
         self.keeper.resume()
+        check_operations(self)
         if self.ended and self.folder is not None and (earlier := self.folder.result()) is not None:
             return earlier
         while not self.ended:
