@@ -203,7 +203,9 @@ def test_with_gradients_that_weigh_all_outputs_alike_the_balanced_basis_is_the_r
         config = pcn.PCNConfig(rank=rank, basis=basis, skip_larger=False)
         pcn.make_plan(small, stats, config).apply_(small, stats)
         found.append((small(x), small[0].basis @ torch.linalg.pinv(small[0].basis)))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-5)
+    # Beyond as many directions as there are outputs a ridge of 1e-9 decides, and rounding is seen.
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=0, atol=1e-9 if rank <= outputs else 1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
