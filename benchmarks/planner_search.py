@@ -29,7 +29,7 @@ import torch
 from pcn.training import Settings
 from peers import RESULTS
 from peers.intervals import paired_difference
-from peers.late_changes import BasisTrainedFirst, TwoCuts
+from peers.late_changes import BasisTrainedFirst, Rewhitened, TwoCuts
 from peers.one_run import UNWATCHED, Job, run
 from peers.parents import PARENTS
 from peers.processes import run_each
@@ -69,6 +69,11 @@ ARMS: dict[str, dict[str, Any]] = {
     "batch statistics, precondition 1, paper's ranks": {**AS_TRAINED, "params": None, "pcn": "wide_resnet20-pcn1"},
     "batch statistics, precondition 1, switch after 4, taylor": {**AS_TRAINED, "worth": "taylor", "switch_at": "4"},
     "batch statistics, precondition 1, switch after 8, taylor": {**AS_TRAINED, "worth": "taylor", "switch_at": "8"},
+    "batch statistics, precondition 1, whitened again every 3 epochs, taylor": {
+        **AS_TRAINED,
+        "worth": "taylor",
+        "switch": partial(Rewhitened, every=3),
+    },
     "batch statistics, precondition 1, dropped part kept, taylor": {
         **AS_TRAINED,
         "worth": "taylor",
@@ -122,6 +127,7 @@ ARMS: dict[str, dict[str, Any]] = {
 PROMISING = (  # to be tried first
     "narrow",
     "batch statistics, precondition 1, taylor",
+    "batch statistics, precondition 1, whitened again every 3 epochs, taylor",
     "batch statistics, precondition 1, switch after 4, taylor",
     "batch statistics, precondition 1, switch after 8, taylor",
     "sized by weights, taylor",

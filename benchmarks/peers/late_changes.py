@@ -1,6 +1,7 @@
-"""Switches that change the network once more after the cut, to see whether that is worth it.
+"""Switches that change the network again after the cut, to see whether that is worth it.
 
-Both leave the optimizer to the trainer, which makes a new one at every change (``carry_state=False``).
+Those that change parameters leave the optimizer to the trainer, which makes a new one at every change
+(``carry_state=False``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pcn.nn import PCModule
 from pcn.plan import Plan
 from pcn.switching import Switch
 from pcn.training import Trainer
-from pcn.training.requests import parse_switch, requested
+from pcn.training.requests import analysis_options, parse_switch, pcn_config, requested
+from peers.whitening import whiten_again_
 
 
 class LateChange(Switch):
@@ -80,6 +82,28 @@ class BasisTrainedFirst(LateChange):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         train_bases_(self.model, self.plan is not None and not self.changed)
+
+
+class Rewhitened(Switch):
+    """Brings the coordinates to the same variance again after every few epochs; what the network computes stays."""
+
+    def __init__(self, trainer: Trainer, *, every: int) -> None:
+        settings = trainer.settings
+        super().__init__(
+            trainer.model,
+            trainer.optimizer,
+            requested(settings),
+            at=parse_switch(settings.switch_at),
+            analysis=analysis_options(settings, pcn_config(settings)),
+        )
+        self.every = every
+
+    def after_epoch(self, epoch: int, batches: Any, **seen: Any) -> Plan | None:
+        if self.plan is None:
+            return super().after_epoch(epoch, batches, **seen)
+        if epoch % self.every == 0:
+            whiten_again_(self.model, self.optimizer, batches())
+        return None
 
 
 def train_bases_(model: nn.Module, trained: bool) -> None:

@@ -220,7 +220,10 @@ def test_trials_of_the_search_fork_from_one_trunk(tiny_search: Any, monkeypatch:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ["two cuts", "basis trained to epoch 5"])
+@pytest.mark.parametrize(
+    "arm",
+    ["two cuts", "basis trained to epoch 5", "batch statistics, precondition 1, whitened again every 3 epochs, taylor"],
+)
 def test_a_network_that_changes_twice_can_be_stopped(tiny_search: Any, arm: str) -> None:
     import planner_search as search
     from peers.one_run import run

@@ -1,0 +1,63 @@
+"""Coordinates that are brought to the same variance again while training goes on: what the network computes stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pcn import directions
+from pcn.directions import Directions
+from pcn.nn import PCModule
+from pcn.nn.conv import PCConvNd
+from pcn.statistics import eigen
+from pcn.untouched import untouched
+
+
+@torch.no_grad()
+def whiten_again_(model: nn.Module, optimizer: Optimizer, batches: Iterable[Tensor]) -> None:
+    """Turn and scale the coordinates of every layer in place; weights and momenta follow."""
+    for layer, covariance in _covariances(model, batches).items():
+        turn, back = _whitening(covariance)
+        layer.basis.copy_(layer.basis.to(turn) @ turn)
+        layer.weight.copy_(torch.einsum("nr...,rq->nq...", layer.weight.to(back), back))
+        momentum = optimizer.state[layer.weight].get("momentum_buffer")
+        if momentum is not None:  # a gradient by W~ becomes one by W~ back
+            momentum.copy_(torch.einsum("nr...,rq->nq...", momentum.to(turn), turn))
+
+
+def _whitening(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """The way to coordinates without correlation and of the same variance, their total as before, and the way back."""
+    variances, vectors = eigen.full(covariance[None])
+    found = directions.preconditioned(Directions(vectors, vectors, variances), 1.0)
+    return found.along[0], found.back[0]
+
+
+def _covariances(model: nn.Module, batches: Iterable[Tensor]) -> dict[PCModule, Tensor]:
+    """That of every layer's coordinates, with batch norm as in training."""
+    layers = [module for module in model.modules() if isinstance(module, PCModule)]
+    sums: dict[PCModule, list[Tensor]] = {layer: [] for layer in layers}
+
+    def watch(layer: PCModule, given: tuple[Tensor, ...]) -> None:
+        rows = given[0].movedim(1, -1).flatten(0, -2) if isinstance(layer, PCConvNd) else given[0].flatten(0, -2)
+        found = (rows.float() - layer.mean) @ layer.basis
+        ones = torch.cat([found, found.new_ones(len(found), 1)], 1).double()
+        sums[layer].append(ones.T @ ones)
+
+    hooks = [layer.register_forward_pre_hook(watch) for layer in layers]
+    try:
+        with untouched(model, "batch"):
+            for batch in batches:
+                model(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {layer: _covariance(torch.stack(found).sum(0)) for layer, found in sums.items() if found}
+
+
+def _covariance(sums: Tensor) -> Tensor:
+    """From the sums of products, the last of which are with one."""
+    products, total, count = sums[:-1, :-1], sums[:-1, -1], sums[-1, -1]
+    return products / count - torch.outer(total, total) / count**2
