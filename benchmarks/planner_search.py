@@ -29,7 +29,7 @@ import torch
 from pcn.training import Settings
 from peers import RESULTS
 from peers.intervals import paired_difference
-from peers.late_changes import BasisTrainedFirst, Rewhitened, TwoCuts
+from peers.late_changes import BasisTrainedFirst, Rewhitened, SizedByWeights, TwoCuts
 from peers.one_run import UNWATCHED, Job, run
 from peers.parents import PARENTS
 from peers.processes import run_each
@@ -43,7 +43,7 @@ NOTHING = "No trial of the search is recorded yet."
 NARROW = {"model": "peers.networks:narrow"}
 WHITENED = {"precondition": 1.0}
 AS_TRAINED = {**WHITENED, "analysis_mode": "batch"}  # batch norm in the look as in training: running statistics lag
-SIZED = {**AS_TRAINED, "sized_by": "weights"}
+SIZED = {**AS_TRAINED, "switch": SizedByWeights}
 ARMS: dict[str, dict[str, Any]] = {
     "plain directions": {},
     "narrow": NARROW,

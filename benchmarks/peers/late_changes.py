@@ -19,7 +19,7 @@ from pcn.plan import Plan
 from pcn.switching import Switch
 from pcn.training import Trainer
 from pcn.training.requests import analysis_options, parse_switch, pcn_config, requested
-from peers.whitening import whiten_again_
+from peers.coordinates import resize_, whiten_again_
 
 
 class LateChange(Switch):
@@ -84,10 +84,10 @@ class BasisTrainedFirst(LateChange):
         train_bases_(self.model, self.plan is not None and not self.changed)
 
 
-class Rewhitened(Switch):
-    """Brings the coordinates to the same variance again after every few epochs; what the network computes stays."""
+class InPlace(Switch):
+    """Switches as the trainer would, and then changes coordinates in place."""
 
-    def __init__(self, trainer: Trainer, *, every: int) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         settings = trainer.settings
         super().__init__(
             trainer.model,
@@ -96,6 +96,24 @@ class Rewhitened(Switch):
             at=parse_switch(settings.switch_at),
             analysis=analysis_options(settings, pcn_config(settings)),
         )
+
+
+class SizedByWeights(InPlace):
+    """Has coordinates so large that the numbers of W~ are as large as those of W were."""
+
+    def _apply(self, *arguments: Any) -> Plan:
+        weights = {name: tensor for name, tensor in self.model.named_parameters() if name.endswith(".weight")}
+        squares = {name.removesuffix(".weight"): float(each.detach().square().mean()) for name, each in weights.items()}
+        plan = super()._apply(*arguments)
+        resize_(self.model, self.optimizer, squares)
+        return plan
+
+
+class Rewhitened(InPlace):
+    """Brings the coordinates to the same variance again after every few epochs."""
+
+    def __init__(self, trainer: Trainer, *, every: int) -> None:
+        super().__init__(trainer)
         self.every = every
 
     def after_epoch(self, epoch: int, batches: Any, **seen: Any) -> Plan | None:

@@ -49,18 +49,19 @@ def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:
 
 def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Basis:
     assert layer.rank is not None
-    found, outputs = _directions(layer, stats, model), None
+    found = _directions(layer, stats, model)
+    outputs = None
     if layer.output_rank is not None:
-        outputs = directions.output_directions(_kept_rows(plan, layer, model).to(found.along), found, layer.output_rank)
+        rows = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].out_dim)
+        weight = _weight(layer, model).to(found.along)
+        weight = by_group(weight if rows is None else weight[list(rows)], layer.groups)
+        outputs = directions.output_directions(weight, found, layer.output_rank).flatten(0, 1)
     kept, block = kept_inputs(plan, layer), None
     if kept is not None and layer.order == "kept_block":
         block = stats.block_basis(layer.name, kept, layer.rank)
     found = directions.preconditioned(found, layer.precondition)
-    if layer.precondition and layer.sized_by == "weights":
-        found = directions.sized(found, _kept_rows(plan, layer, model).to(found.along), outputs)
     dual = None if found.back is found.along else found.back.flatten(0, 1)
-    expanded = None if outputs is None else outputs.flatten(0, 1)
-    return Basis(stats.mean(layer.name), found.along.flatten(0, 1), block, dual, expanded)
+    return Basis(stats.mean(layer.name), found.along.flatten(0, 1), block, dual, outputs)
 
 
 def _directions(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Directions:
@@ -82,12 +83,6 @@ def _gram(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Tensor:
     if layer.basis == "balanced":
         return stats.gradient_moments(layer.name)
     return directions.response_gram(by_group(_weight(layer, model).double(), layer.groups))
-
-
-def _kept_rows(plan: Plan, layer: LayerPlan, model: nn.Module) -> Tensor:
-    """The weight of the outputs that are left, group by group."""
-    rows, weight = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].out_dim), _weight(layer, model)
-    return by_group(weight if rows is None else weight[list(rows)], layer.groups)
 
 
 def _weight(layer: LayerPlan, model: nn.Module) -> Tensor:

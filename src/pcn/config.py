@@ -15,8 +15,6 @@ Order = Literal["truncate_first", "project_first", "kept_block"]
 ORDERS: tuple[Order, ...] = ("truncate_first", "project_first", "kept_block")
 BasisKind = Literal["pca", "response", "balanced", "random"]
 BASES: tuple[BasisKind, ...] = ("pca", "response", "balanced", "random")
-SizedBy = Literal["variance", "weights"]
-SIZED_BY: tuple[SizedBy, ...] = ("variance", "weights")
 
 
 class SpectrumLike(Protocol):
@@ -174,7 +172,6 @@ class PCNConfig:
     output_rank: int | float | None = None  # the same from the other side: outputs that are trained and then expanded
     basis: BasisKind = "pca"  # "response": best for the layer's output; "balanced": for the loss; "random": a control
     precondition: float | None = None  # 0 to 1: how far directions get the same variance; None: 0, or 1 within a budget
-    sized_by: SizedBy = "variance"  # what stays where directions are preconditioned: their total, or the weights' size
     multiple_of: int = 1  # ranks are rounded up to a multiple of this, never above the width
     skip_larger: bool = True  # leave a layer alone that would not get smaller, its basis included
     train_basis: bool = False  # the authors' option: the basis is trained too
@@ -189,7 +186,6 @@ class PCNConfig:
         object.__setattr__(self, "exclude", (self.exclude,) if isinstance(self.exclude, str) else tuple(self.exclude))
         LayerRule(self.rank, self.keep_outputs, self.order, self.output_rank)
         _check_choice("basis", self.basis, BASES)
-        _check_choice("sized_by", self.sized_by, SIZED_BY)
         if not (self.precondition is None or (is_number(self.precondition) and 0 <= self.precondition <= 1)):
             raise ConfigError(f"precondition={self.precondition!r}: give a number from 0 (not at all) to 1 (fully)")
         if isinstance(self.multiple_of, bool) or not isinstance(self.multiple_of, int) or self.multiple_of < 1:

@@ -82,22 +82,6 @@ def preconditioned(found: Directions, power: float) -> Directions:
     return Directions(found.along * scale, found.back / scale, found.variances * scale[:, 0] ** 2)
 
 
-def sized(found: Directions, weight: Tensor, outputs: Tensor | None = None) -> Directions:
-    """Multiply all coordinates by one number, so that the numbers in W~ are as large as those in W (g, n, w, k) were.
-
-    With ``outputs`` (g, n, s) the trained ones count. What a learning rate does to a layer depends on how large its
-    numbers are.
-    """
-    core = torch.einsum("gnmk,gmr->gnrk", weight, found.back)
-    if outputs is not None:
-        core = torch.einsum("gns,gnrk->gsrk", outputs, core)
-    before, after = (float(tensor.square().mean()) for tensor in (weight, core))
-    factor = (after / before) ** 0.5 if before > 0 else 1.0
-    if not 0 < factor < torch.inf:
-        return found
-    return Directions(found.along * factor, found.back / factor, found.variances * factor**2)
-
-
 def _way_back(covariance: Tensor, along: Tensor) -> Tensor:
     """Return C B (Bᵀ C B)⁻¹, which recovers x from Bᵀx with the least error; at full rank that is B itself."""
     if along.shape[-1] == along.shape[-2]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pcn.config import BasisKind, Order, SizedBy
+from pcn.config import BasisKind, Order
 from pcn.errors import PlanError, suggest
 from pcn.usage import Expected
 
@@ -50,7 +50,6 @@ class LayerPlan:
     output_rank: int | None = None  # outputs (per group) that are trained behind an output basis; None: all are
     basis: BasisKind = "pca"
     precondition: float = 0.0
-    sized_by: SizedBy = "variance"
     train_basis: bool = False
     keep_dropped: bool = False
     activation: str | None = None  # layers with the same one read the same input and share its basis

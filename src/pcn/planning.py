@@ -61,8 +61,6 @@ def make_plan(
         if stats is None:
             raise ConfigError("a budget needs statistics: give those of pcn.analyze(model, batches)")
         return plan_within(model, stats, config, batches=batches, graph=graph, example=example, measured=measured)
-    if config.sized_by != "variance" and not config.precondition:
-        raise ConfigError(f"sized_by={config.sized_by!r} sizes what is preconditioned: give precondition, up to 1, too")
     found = list(transformable_layers(model))
     config.check_names(name for name, _, _ in found)
     if example is None:

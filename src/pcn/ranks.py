@@ -92,7 +92,6 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         order=rule.order or config.order,
         basis=config.basis,
         precondition=config.precondition or 0.0,
-        sized_by=config.sized_by,
         train_basis=config.train_basis,
         keep_dropped=config.keep_dropped,
     )

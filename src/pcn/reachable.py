@@ -39,7 +39,7 @@ def _counted(model: nn.Module, budget: Budget, example: Example | None) -> tuple
     """What a model takes now of what a budget counts, and with every layer at its lowest rank."""
     graph = None if budget.flops is None or example is None else _traced(model, example)
     units = tuple(unit for unit in budget.units if unit == "params" or (unit == "flops" and graph is not None))
-    config = replace(budget.config, rank=1.0, layers={}, skip_larger=False, sized_by="variance")
+    config = replace(budget.config, rank=1.0, layers={}, skip_larger=False)
     plan = make_plan(model, None, config, graph=graph, example=None if graph is None else example)
     prices = Prices(units)
     now, least = (dict(prices.now(model, plan)) for _ in range(2))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from pcn import ExplainedVariance, Fraction, L1Threshold, LayerRule, PCNConfig, Threshold
-from pcn.config import BASES, ORDERS, SIZED_BY, KeepOutputs, Order, Rank
+from pcn.config import BASES, ORDERS, KeepOutputs, Order, Rank
 from pcn.layers import transformable_layers
 from random_models.choices import Choices
 
@@ -64,9 +64,7 @@ def _other_bases(c: Choices, config: PCNConfig) -> PCNConfig:
     orders = {config.order, *(rule.order for rule in config.layers.values())}
     if c.chance(60) or "kept_block" in orders:
         return config
-    precondition = c.pick([0.0, 0.5, 1.0])
-    sized_by = c.pick(SIZED_BY) if precondition else "variance"
-    return replace(config, basis=c.pick(BASES), precondition=precondition, sized_by=sized_by)
+    return replace(config, basis=c.pick(BASES), precondition=c.pick([0.0, 0.5, 1.0]))
 
 
 def _keep(c: Choices) -> KeepOutputs | None:

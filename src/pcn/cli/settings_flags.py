@@ -16,7 +16,7 @@ DATA = ("data", "data_dir", "data_options", "scale", "seed", "calibration_sample
 LOOK = ("analysis_mode", "analysis_pool", "analysis_fraction")
 NETWORK = (
     *("pcn", "rank", *LIMITS, "worth", "two_sided", "drop_channels", "output_rank", "keep_outputs"),
-    *("layers", "exclude", "order", "basis", "precondition", "sized_by", "skip_larger", "train_basis", "keep_dropped"),
+    *("layers", "exclude", "order", "basis", "precondition", "skip_larger", "train_basis", "keep_dropped"),
 )
 STEP = ("batch", "optimizer", "momentum")
 

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pcn.layers import layout_of
+
 EIGHT = 8
 DEVICES = {"cuda"}  # where it counts
-LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # layouts, by the number of dimensions
 
 
 def in_eights(
@@ -47,6 +48,4 @@ def cut(y: Tensor, dim: int, size: int) -> Tensor:
     """
     if y.shape[dim] == size:
         return y
-    layout = LAST.get(y.dim(), torch.contiguous_format)
-    layout = layout if y.is_contiguous(memory_format=layout) else torch.contiguous_format
-    return y.narrow(dim, 0, size).contiguous(memory_format=layout)
+    return y.narrow(dim, 0, size).contiguous(memory_format=layout_of(y))

@@ -55,7 +55,7 @@ class Question:
     ) -> Question:
         """Ask; a budget that no ranks could meet is refused, before what they are worth is known."""
         model, config = unwrap(model), budget.config
-        plain = replace(config, rank=None, output_rank=None, keep_outputs=None, sized_by="variance")
+        plain = replace(config, rank=None, output_rank=None, keep_outputs=None)
         whole = make_plan(model, stats, replace(plain, rank=1.0, skip_larger=False), graph=graph)
         ruled = make_plan(model, stats, plain, graph=graph)
         if budget.flops is not None and graph is None:

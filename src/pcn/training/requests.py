@@ -12,7 +12,7 @@ from torch import nn
 
 from pcn import models
 from pcn.budget import Budget, as_budget
-from pcn.config import BasisKind, ExplainedVariance, LayerRule, Order, PCNConfig, Rank, SizedBy, Threshold
+from pcn.config import BasisKind, ExplainedVariance, LayerRule, Order, PCNConfig, Rank, Threshold
 from pcn.errors import ConfigError
 from pcn.planner import Divergence, Response, Taylor, Worth, prediction_divergence
 from pcn.switching import AccuracySlows, AfterEpoch, AfterStep, SubspacesSettle, SwitchRule
@@ -42,7 +42,6 @@ def pcn_config(settings: Settings) -> PCNConfig:
         order=cast(Order, settings.order),
         basis=cast(BasisKind, settings.basis),
         precondition=settings.precondition,
-        sized_by=cast(SizedBy, settings.sized_by),
         train_basis=settings.train_basis,
         keep_dropped=settings.keep_dropped,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from pcn.config import BASES, ORDERS, SIZED_BY
+from pcn.config import BASES, ORDERS
 from pcn.errors import ConfigError, suggest
 from pcn.planner.units import MEASURED, UNITS
 from pcn.untouched import MODES
@@ -90,9 +90,6 @@ class Settings:
     )
     precondition: float | None = option(
         None, "0 to 1: how far directions are brought to the same variance (default: 0, within a budget 1)"
-    )
-    sized_by: str = option(
-        "variance", "what stays the same where directions are preconditioned: variance, weights", choices=SIZED_BY
     )
     skip_larger: bool = option(True, "leave layers alone that would not get smaller, their bases included")
     train_basis: bool = option(False, "train the bases too")

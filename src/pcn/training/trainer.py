@@ -120,9 +120,9 @@ class Trainer:
         """Train to the last epoch and return the result, or None when the deadline (as of time.time()) comes first."""
         self._check_fits()
         self.keeper.resume()
-        check_operations(self)
         if self.ended and self.folder is not None and (earlier := self.folder.result()) is not None:
             return earlier
+        check_operations(self)
         while not self.ended:
             started = time.time()
             self._train_epoch()

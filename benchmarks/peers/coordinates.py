@@ -1,8 +1,8 @@
-"""Coordinates that are brought to the same variance again while training goes on: what the network computes stays."""
+"""Other coordinates for layers in training, in place: what the network computes stays."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,28 @@ from pcn.untouched import untouched
 
 @torch.no_grad()
 def whiten_again_(model: nn.Module, optimizer: Optimizer, batches: Iterable[Tensor]) -> None:
-    """Turn and scale the coordinates of every layer in place; weights and momenta follow."""
+    """Bring the coordinates of every layer to the same variance."""
     for layer, covariance in _covariances(model, batches).items():
-        turn, back = _whitening(covariance)
-        layer.basis.copy_(layer.basis.to(turn) @ turn)
-        layer.weight.copy_(torch.einsum("nr...,rq->nq...", layer.weight.to(back), back))
-        momentum = optimizer.state[layer.weight].get("momentum_buffer")
-        if momentum is not None:  # a gradient by W~ becomes one by W~ back
-            momentum.copy_(torch.einsum("nr...,rq->nq...", momentum.to(turn), turn))
+        _turn_(layer, optimizer, *_whitening(covariance))
+
+
+@torch.no_grad()
+def resize_(model: nn.Module, optimizer: Optimizer, squares: Mapping[str, float]) -> None:
+    """Scale the coordinates of every layer so that its weight has the mean square that is given by its name."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, PCModule):
+            factor = (float(layer.weight.square().mean()) / squares[name]) ** 0.5
+            same = torch.eye(layer.basis.shape[1], dtype=torch.float64, device=layer.basis.device)
+            _turn_(layer, optimizer, same * factor, same / factor)
+
+
+def _turn_(layer: PCModule, optimizer: Optimizer, turn: Tensor, back: Tensor) -> None:
+    """Have z become turnᵀ z; ``back`` is the transposed inverse, by which weights follow. Momenta go along."""
+    layer.basis.copy_(layer.basis.to(turn) @ turn)
+    layer.weight.copy_(torch.einsum("nr...,rq->nq...", layer.weight.to(back), back))
+    momentum = optimizer.state[layer.weight].get("momentum_buffer")
+    if momentum is not None:  # of gradients by W~, which become those by W~ back
+        momentum.copy_(torch.einsum("nr...,rq->nq...", momentum.to(turn), turn))
 
 
 def _whitening(covariance: Tensor) -> tuple[Tensor, Tensor]:

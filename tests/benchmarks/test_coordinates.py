@@ -1,9 +1,10 @@
-"""Coordinates that are whitened again have the same variance, and neither the network nor its next step is another."""
+"""Other coordinates change neither the network nor what its momentum does."""
 
 from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -32,7 +33,7 @@ def stepped(model: nn.Sequential, x: Tensor) -> torch.optim.SGD:
 
 
 def test_the_function_stays_and_variances_are_the_same() -> None:
-    from peers.whitening import _covariances, whiten_again_
+    from peers.coordinates import _covariances, whiten_again_
 
     model, x = built()
     optimizer = stepped(model, x)
@@ -49,9 +50,22 @@ def test_the_function_stays_and_variances_are_the_same() -> None:
     torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-9)  # running statistics included
 
 
+def test_weights_are_as_large_as_asked_for() -> None:
+    from peers.coordinates import resize_
+
+    model, x = built()
+    optimizer = stepped(model, x)
+    model.eval()
+    expected, squares = model(x), {"3": 0.5, "5": 2.0}
+    resize_(model, optimizer, squares)
+    for name, square in squares.items():
+        assert float(model.get_submodule(name).weight.detach().square().mean()) == pytest.approx(square)
+    torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-9)
+
+
 def test_momentum_goes_along() -> None:
     """What the momentum alone would do to the layer's response is what its whitening makes of it."""
-    from peers.whitening import whiten_again_
+    from peers.coordinates import whiten_again_
 
     model, x = built()
     optimizer = stepped(model, x)
