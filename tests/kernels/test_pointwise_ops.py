@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from kernels.conftest import ON_GPU
 from pcn.kernels import pointwise_conv
 
 STOCK = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
@@ -20,16 +21,17 @@ LAYOUTS = {
 }
 
 
-def example(name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def example(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, Tensor]:
     shape, layout = LAYOUTS[name]
-    x = torch.randn(shape, dtype=dtype).contiguous(memory_format=layout)
-    return x.requires_grad_(), torch.randn(3, shape[1], *[1] * (len(shape) - 2), dtype=dtype)
+    x = torch.randn(shape, dtype=dtype, device=device).contiguous(memory_format=layout)
+    return x.requires_grad_(), torch.randn(3, shape[1], *[1] * (len(shape) - 2), dtype=dtype, device=device)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_bits_and_layouts_are_those_of_pytorch(name: str, dtype: torch.dtype) -> None:
-    x, kernel = example(name, dtype)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_bits_and_layouts_are_those_of_pytorch(device: str, name: str, dtype: torch.dtype) -> None:
+    x, kernel = example(name, dtype, device)
     found, expected = pointwise_conv(x, kernel), STOCK[x.dim()](x, kernel)
     coming = torch.randn_like(expected)
     gradients = (torch.autograd.grad(each, x, coming)[0] for each in (found, expected))

@@ -101,3 +101,20 @@ def test_a_fused_network_computes_the_same(everywhere: None, form: Form) -> None
         found, expected = (grown(model, x, eight) for eight in (True, False))
     for one, another in zip(found, expected, strict=True):
         torch.testing.assert_close(one, another, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_gpu_takes_eights(layout: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    layer = PCConv2d(60, 50, 3, rank=20, padding=1).bfloat16()
+    for tensor in layer.buffers():
+        nn.init.normal_(tensor, std=0.1)
+    x = torch.randn(4, 60, 8, 8).bfloat16().contiguous(memory_format=layout)
+    made = in_eights(x.cuda(), torch.randn(50, 60, 3, 3, device="cuda").bfloat16(), None, torch.bfloat16)
+    assert (made[0].shape[1], *made[1].shape[:2]) == (64, 56, 64)
+    expected = grown(layer.double(), x.double(), False)
+    found = grown(layer.bfloat16().cuda(), x.cuda(), False)
+    for one, another in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.cpu().double(), another, rtol=2e-2, atol=2e-2 * float(another.abs().max()))
