@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 from collections.abc import Iterator
@@ -161,8 +162,15 @@ def with_forms(setting: Setting, job: Job, turn: Turn | None = None) -> Job:
     with autocast(images.device):
         if turn is not None:
             choose_forms(model, images)
+            release()
             turn.alone()
         return replace(job, forms=tuple(choose_forms(model, images).items()))
+
+
+def release() -> None:
+    """Leave memory that is not in use to the networks of other processes."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def measure_job(connection: Any, setting: Setting, job: Job, bandwidth: float) -> None:
@@ -170,10 +178,12 @@ def measure_job(connection: Any, setting: Setting, job: Job, bandwidth: float) -
     start_process(setting)
     turn = Turn(connection)
     job = with_forms(setting, job, turn)
+    release()
     turn.together()
     # What cuDNN chooses while others run must not count: it remembers its choices apart for this setting.
     torch.backends.cudnn.deterministic = True
     step = set_up(setting, job, captured=False)
+    release()
     turn.alone()
     torch.backends.cudnn.deterministic = False
     if setting.cuda:

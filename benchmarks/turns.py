@@ -39,23 +39,29 @@ class _Worker:
 
 
 def in_turns(
-    work: Callable[..., None], jobs: Sequence[tuple[str, tuple[Any, ...]]], limit_s: float, until: float
+    work: Callable[..., None],
+    jobs: Sequence[tuple[str, tuple[Any, ...]]],
+    limit_s: float,
+    until: float,
+    kept_s: float = 0.0,
 ) -> Iterator[tuple[str, Report]]:
     """Run ``work(connection, *arguments)`` for every label and arguments; yield what each sends, with its label.
 
     What asks for a turn gets it when nobody runs: one after another those who want to be alone, then the rest at once.
-    A turn that takes longer than the limit, or lasts beyond ``until`` (as of time.monotonic()), is its process's last.
+    A turn that takes longer than the limit, or lasts beyond ``until`` (as of time.monotonic()), is its process's last;
+    ``kept_s`` of that time are kept for each that waits, so that one which hangs does not cost the others theirs.
     """
     workers = [_start(work, label, arguments) for label, arguments in jobs]
     try:
         while workers:
             running = [worker for worker in workers if worker.waits_for is None] or _let_go_on(workers)
-            first = min(min(worker.since + limit_s for worker in running), until)
+            last = until - kept_s * (len(workers) - len(running))
+            first = min(min(worker.since + limit_s for worker in running), last)
             heard = wait([worker.connection for worker in running], max(0.0, first - time.monotonic()))
             for worker in running:
                 if worker.connection in heard:
                     report = _receive(worker)
-                elif time.monotonic() >= min(worker.since + limit_s, until):
+                elif time.monotonic() >= min(worker.since + limit_s, last):
                     report = {"failed": f"{worker.label}: stopped after {time.monotonic() - worker.since:.0f} s"}
                 else:
                     continue
