@@ -67,15 +67,16 @@ def fused_and_not() -> list[tuple[Tensor, Tensor]]:
 def every_launch(name: str, *arguments: Any) -> list[Any]:
     """What each of the launches of an operator's kernels computes."""
     import pcn.kernels.ops
-    from pcn.kernels.launch import CHOICES, STOCK
+    from pcn.kernels.launch import CHOICES, STOCK, spread
 
     found: list[Any] = []
     most = 1
     while len(found) < most:
 
-        def run(key: str, candidates: Any, device: Any, way: Any) -> Any:
+        def run(key: str, candidates: Any, device: Any, way: Any, per_processor: Any = ()) -> Any:
             nonlocal most
             ours = [launch for launch in candidates if launch != STOCK]
+            ours += spread(ours[:1], per_processor if device.type == "cuda" else ())
             most = max(most, len(ours))
             return way(ours[min(len(found), len(ours) - 1)])
 

@@ -30,8 +30,9 @@ IMAGES = Geometry(32, 32, channels=16, filters=64, kernel_height=3, kernel_width
 TILES = {"ROWS": 64, "DEPTH": 128, "REST": 16, "BANDS": 4, "STAGES": 2, "NEAR": False, "EVEN": True}
 CONV = IMAGES._asdict() | {"out_height": 32, "out_width": 32, "weight": "*bf16"} | TILES
 KERNELS = {
-    "forward": (norm_kernel.pcn_norm, {"CENTRE": True, "EMIT": True}),
-    "forward in parts": (norm_kernel.pcn_norm, {"width": 300, "CENTRE": False, "EMIT": False}),
+    "forward": (norm_kernel.pcn_norm, {"CENTRE": True, "EMIT": True, "TURNED": False}),
+    "forward in parts": (norm_kernel.pcn_norm, {"width": 300, "CENTRE": False, "EMIT": False, "TURNED": False}),
+    "forward, turned": (norm_kernel.pcn_norm, {"CENTRE": True, "EMIT": True, "TURNED": True, "DIRECTIONS": 64}),
     "sums": (norm_backward_kernel.pcn_norm_sums, {"MASK": 2, "WRITE": True}),
     "gradients": (norm_backward_kernel.pcn_norm_gradients, {}),
     "gradients, high rank": (norm_backward_kernel.pcn_norm_gradients, {"rank": 40}),
@@ -73,6 +74,15 @@ def test_patches_are_copied_to_the_chip_while_others_are_multiplied() -> None:
         assembly = compile_for_hopper(*KERNELS[name]).asm["ptx"]
         assert copies in assembly
         assert "wgmma" in assembly
+
+
+def test_rows_that_are_the_right_factor_leave_room_for_more_threads(tmp_path: Path) -> None:
+    sizes = {"width": 128, "rank": 32, "ROWS": 32, "COLUMNS": 128, "CENTRE": False, "EMIT": True}
+    left, right = (
+        resources(compile_for_hopper(norm_kernel.pcn_norm, sizes | more).asm["cubin"], tmp_path)["REG"]
+        for more in ({"TURNED": False, "DIRECTIONS": 32}, {"TURNED": True, "DIRECTIONS": 64})
+    )
+    assert right < 0.6 * left
 
 
 def test_no_more_products_are_waited_for_than_the_hardware_counts() -> None:

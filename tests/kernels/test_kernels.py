@@ -83,9 +83,10 @@ def test_every_launch_computes_the_same(call: Run, shape: tuple[int, int, int]) 
     assert expected is not None
     found = call(interpreted.every_launch, "norm_project", rows, added, *norm, basis, None, True, True, True)
     alone = call(interpreted.every_launch, "norm_project", rows, None, *norm, None, None, True, True, True)
-    wider, deeper = 4 * (shape[1] > 128 > shape[2]), 3 * (shape[2] > 128)
-    assert len(found) == 6 + wider + deeper
-    assert len(alone) == 8
+    wider, deeper, turned = 4 * (shape[1] > 128 > shape[2]), 3 * (shape[2] > 128), 6 * (shape[2] <= 128)
+    per_processor = 7 * rows.is_cuda
+    assert len(found) == 6 + wider + deeper + turned + per_processor
+    assert len(alone) == 8 + per_processor
     for y, projected in found:
         close(y, expected_y, dtype)
         close(projected, expected, dtype)

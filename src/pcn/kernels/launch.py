@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,8 +28,9 @@ class Launch:
     """One way to run a kernel: rows and columns of a tile, warps of a program, stages of its loads.
 
     There may be more to choose: programs of one processor and directions that are multiplied at once (0 for the usual
-    number), and for convolutions how much of a patch is multiplied at once, whether a weight stays on the chip, whether
-    patches are read by way of L1, and whether products are shifted in place of them.
+    number), whether rows are the right factor of a product and not the left one, and for convolutions how much of a
+    patch is multiplied at once, whether a weight stays on the chip, whether patches are read by way of L1, and whether
+    products are shifted in place of them.
     """
 
     rows: int
@@ -41,6 +42,7 @@ class Launch:
     kept: bool = False
     near: bool = False
     shifted: bool = False
+    turned: bool = False
 
 
 STOCK = Launch(rows=0, columns=0, warps=0, stages=0)  # none of our kernels: what PyTorch has for the same
@@ -57,24 +59,45 @@ class Choices:
         self.tuning: Wanted | None = None  # which kernels are to be timed
         self.path: Path | None = None  # where what is found is kept at once
 
-    def run(self, key: str, candidates: Sequence[Launch], device: torch.device, run: Run[Result]) -> Result:
-        """Run a kernel in the way that is known as the fastest, or find it out first; return what it returns."""
+    def run(
+        self,
+        key: str,
+        candidates: Sequence[Launch],
+        device: torch.device,
+        run: Run[Result],
+        per_processor: Sequence[int] = (),
+    ) -> Result:
+        """Run a kernel in the way that is known as the fastest, or find it out first; return what it returns.
+
+        Other numbers of programs ``per_processor`` are tried with the fastest of the candidates: they are nothing that
+        has to be compiled.
+        """
         if device.type != "cuda":  # in Triton's interpreter
             return run(next((launch for launch in candidates if launch != STOCK), STOCK))
         with torch.cuda.device(device):  # where Triton launches
             key = f"{torch.cuda.get_device_name(device)} {key}"
-            known = self.found.get(key) in candidates  # a file may hold one that is no longer among them
+            unknown = self._known(key, candidates, per_processor) is None
             wanted = self.tuning is not None and self.tuning(key)
-            if wanted and not known and not torch.cuda.is_current_stream_capturing():
-                self.found[key] = min(candidates, key=lambda launch: _time_ms(run, launch))
+            if wanted and unknown and not torch.cuda.is_current_stream_capturing():
+                fastest = _fastest(run, candidates)
+                self.found[key] = _fastest(run, [fastest, *spread([fastest], per_processor)])
                 if self.path is not None:
                     self.save(self.path)
-            return self.launch(key, candidates, run)
+            return self.launch(key, candidates, run, per_processor)
 
-    def launch(self, key: str, candidates: Sequence[Launch], run: Run[Result]) -> Result:
-        """Run the launch that was found, or the usual one; where the device has too little for it, the next one."""
+    def _known(self, key: str, candidates: Sequence[Launch], per_processor: Sequence[int]) -> Launch | None:
+        """What was found, unless a file holds a launch that is no longer among the candidates."""
         found = self.found.get(key)
-        first = next((launch for launch in candidates if launch == found), candidates[0])
+        if found is None or found in candidates:
+            return found
+        usual = found.per_processor in per_processor and replace(found, per_processor=0) in candidates
+        return found if usual else None
+
+    def launch(
+        self, key: str, candidates: Sequence[Launch], run: Run[Result], per_processor: Sequence[int] = ()
+    ) -> Result:
+        """Run the launch that was found, or the usual one; where the device has too little for it, the next one."""
+        first = self._known(key, candidates, per_processor) or candidates[0]
         others = [launch for launch in candidates if launch != first]
         if not others:
             return run(first)
@@ -84,7 +107,7 @@ class Choices:
             return run(first)
         except OutOfResources:
             self.found[key] = others[0]
-            return self.launch(key, others, run)
+            return self.launch(key, others, run, per_processor)
 
     def save(self, path: Path) -> None:
         text = json.dumps({key: asdict(launch) for key, launch in self.found.items()}, indent=1) + "\n"
@@ -109,6 +132,15 @@ def tiles_of(sizes: Sequence[tuple[int, int, int]], columns: int, per_processor:
             for size, warps, stages in sizes]  # fmt: skip
 
 
+def spread(launches: Sequence[Launch], per_processor: Sequence[int]) -> list[Launch]:
+    """The same launches with other numbers of programs.
+
+    >>> [launch.per_processor for launch in spread([Launch(64, 64)], (2, 16))]
+    [2, 16]
+    """
+    return [replace(launch, per_processor=number) for launch in launches if launch != STOCK for number in per_processor]
+
+
 @contextmanager
 def tuning(path: Path | None = None, *, anew: bool = False, only: Wanted = lambda key: True) -> Iterator[None]:
     """Time the candidates of every kernel that runs inside and is not known yet; ``path`` keeps what is found.
@@ -130,6 +162,10 @@ def tuning(path: Path | None = None, *, anew: bool = False, only: Wanted = lambd
         if path is not None:
             CHOICES.save(path)
         CHOICES.found = known | CHOICES.found
+
+
+def _fastest(run: Run[Any], launches: Sequence[Launch]) -> Launch:
+    return min(launches, key=lambda launch: _time_ms(run, launch))
 
 
 def _time_ms(run: Run[Any], launch: Launch) -> float:

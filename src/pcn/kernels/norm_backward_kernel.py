@@ -28,7 +28,8 @@ from pcn.kernels.tiles import (
     rank_tile,
 )
 
-PER_PROCESSOR = 4
+PER_PROCESSOR = 4  # programs that sum up; twice as many go on to another tile when they are done with one
+MORE_OR_LESS = (2, 3, 6, 8, 12, 16, 24)  # the same in launches that are worth timing
 FEWEST_ROWS = 64  # of a program that sums up
 WIDEST = 128  # columns of a tile: two sums are held for each of its elements
 WIDER = 256  # the same for launches that are worth timing where rows have as many
@@ -73,7 +74,8 @@ def _sum_up(
 
     def run(launch: Launch) -> None:
         tiles = triton.cdiv(width, launch.columns)
-        each = max(FEWEST_ROWS, triton.cdiv(count, max(1, programs(rows.device, PER_PROCESSOR) // tiles)))
+        wanted = max(1, programs(rows.device, launch.per_processor or PER_PROCESSOR) // tiles)
+        each = max(FEWEST_ROWS, triton.cdiv(count, wanted))
         parts = triton.cdiv(count, each)
         held = rows.new_empty(parts, 2, width, dtype=torch.float32)
         pcn_norm_sums[(parts, tiles)](
@@ -88,7 +90,7 @@ def _sum_up(
     flags = f"{d_projected is not None} {d_y is not None} {mask} {relu}"
     key = f"sums {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
     launches = _candidates(SUMS, width, rank) + deep_tiles(DEEP_SUMS, rank)
-    CHOICES.run(key, launches, rows.device, run)
+    CHOICES.run(key, launches, rows.device, run, MORE_OR_LESS)
 
 
 def _differentiate(
@@ -102,7 +104,7 @@ def _differentiate(
 
     def run(launch: Launch) -> None:
         tiles, column_tiles = triton.cdiv(count, launch.rows), triton.cdiv(width, launch.columns)
-        most = max(1, programs(rows.device, 2 * PER_PROCESSOR) // column_tiles)
+        most = max(1, programs(rows.device, launch.per_processor or 2 * PER_PROCESSOR) // column_tiles)
         pcn_norm_gradients[(min(tiles, most), column_tiles)](
             *tensors, d_bias, d_weight, d_rows, count, tiles, 1.0 / count, width, rank, PROJECTED=basis is not None,
             DIRECT=d_y is not None, RELU=relu, TRAINING=training, PRECISION=precision(basis), ROWS=launch.rows,
@@ -113,7 +115,7 @@ def _differentiate(
     flags = f"{d_projected is not None} {d_y is not None} {relu} {training}"
     key = f"gradients {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
     launches = _candidates(GRADIENTS, width, rank) + deep_tiles(DEEP_GRADIENTS, rank)
-    CHOICES.run(key, launches, rows.device, run)
+    CHOICES.run(key, launches, rows.device, run, MORE_OR_LESS)
 
 
 def _candidates(sizes: list[tuple[int, int, int]], width: int, rank: int) -> list[Launch]:

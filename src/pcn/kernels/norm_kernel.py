@@ -4,6 +4,8 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -26,12 +28,19 @@ from pcn.kernels.tiles import (
 )
 
 PER_PROCESSOR = 8  # programs; each goes on to another tile when it is done with one
+MORE_OR_LESS = (2, 3, 4, 6, 12, 16, 32)  # the same in launches that are worth timing
 # Elements, warps, stages. Tiles of whole rows have larger parts of the basis on the chip.
 TILES = [(4096, 4, 3), (2048, 4, 3), (8192, 4, 2), (8192, 8, 3), (4096, 8, 3), (2048, 4, 4)]
 WIDER = [(8192, 8, 3), (8192, 8, 2), (4096, 4, 3), (4096, 8, 3)]
 PLAIN = [(4096, 4, 1), (8192, 8, 1)]  # nothing is read ahead: other programs fill the time
 # Rows, columns, warps, stages where a basis has many directions: in two parts, rows would be read twice.
 DEEP: list[Sizes] = [(64, 64, 8, 3), (128, 64, 8, 2), (128, 32, 8, 3)]
+# Elements, warps, stages where rows are the right factor of the product: that one is read out of shared memory, so rows
+# can stay as they are loaded, a few columns for each thread. As the left one, threads hold scale, shift and mean of a
+# quarter of all columns, and there is no room for more of them.
+TURNED = [(4096, 4, 3), (4096, 4, 2), (8192, 8, 2), (8192, 8, 3), (8192, 4, 2), (16384, 8, 2)]
+FEWEST_TURNED = 64  # directions that such a product has at least; some may be zero
+TURNED_BASIS = 65536  # elements of a whole basis that stays on the chip beside tiles of whole rows
 
 
 def norm_project(
@@ -53,25 +62,34 @@ def norm_project(
     def run(launch: Launch) -> None:
         directions = launch.depth or rank_tile(rank)
         tiles, parts = triton.cdiv(count, launch.rows), max(1, triton.cdiv(rank, directions))
-        most = max(1, programs(rows.device, PER_PROCESSOR) // parts)
+        most = max(1, programs(rows.device, launch.per_processor or PER_PROCESSOR) // parts)
         pcn_norm[(parts, min(tiles, most))](  # parts of one tile run at the same time: all but one read out of L2
             rows, *tensors, count, tiles, width, rank, NORM=norm is not None, ADDED=added is not None, RELU=relu,
             EMIT=emit, PROJECT=basis is not None, CENTRE=centre is not None, PRECISION=precision(basis),
             ROWS=launch.rows, COLUMNS=launch.columns, DIRECTIONS=directions, STAGES=launch.stages,
-            num_warps=launch.warps,
+            TURNED=launch.turned, num_warps=launch.warps,
         )  # fmt: skip
 
     flags = f"{norm is not None} {added is not None} {emit} {relu} {centre is not None}"
     key = f"norm_project {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
-    CHOICES.run(key, _candidates(width, rank, added is not None), rows.device, run)
+    CHOICES.run(key, _candidates(width, rank, added is not None), rows.device, run, MORE_OR_LESS)
     return y, projected
 
 
 def _candidates(width: int, rank: int, added: bool) -> list[Launch]:
     columns, wide = (column_tile(width, rank_tile(rank), most) for most in (LARGEST_BASIS, WIDER_BASIS))
     sizes = TILES[1:] + TILES[:1] if added else TILES  # two tensors to read: smaller tiles first
-    wider = tiles_of(WIDER, wide) if rank and wide > columns else []
-    return tiles_of(sizes if rank else sizes + PLAIN, columns) + wider + deep_tiles(DEEP, rank)
+    wider = tiles_of(WIDER, wide) if wide > columns else []
+    if not rank:
+        return tiles_of(sizes + PLAIN, columns)
+    return tiles_of(sizes, columns) + wider + deep_tiles(DEEP, rank) + _turned(width, rank)
+
+
+def _turned(width: int, rank: int) -> list[Launch]:
+    columns, depth = column_tile(width, basis=TURNED_BASIS), max(FEWEST_TURNED, rank_tile(rank))
+    if columns < width or depth < rank or columns * depth > TURNED_BASIS:
+        return []
+    return [replace(launch, depth=depth, turned=True) for launch in tiles_of(TURNED, columns)]
 
 
 @triton.jit(do_not_specialize=["count", "tiles"])
@@ -80,7 +98,7 @@ def pcn_norm(
     width: tl.constexpr, rank: tl.constexpr,
     NORM: tl.constexpr, ADDED: tl.constexpr, RELU: tl.constexpr, EMIT: tl.constexpr, PROJECT: tl.constexpr,
     CENTRE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DIRECTIONS: tl.constexpr, STAGES: tl.constexpr,
+    DIRECTIONS: tl.constexpr, STAGES: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     direction = tl.program_id(0) * DIRECTIONS + tl.arange(0, DIRECTIONS)
     local = tl.arange(0, ROWS)
@@ -90,7 +108,7 @@ def pcn_norm(
     for tile in tl.range(tl.program_id(1).to(tl.int64), tiles, tl.num_programs(1), num_stages=STAGES):
         row_inside = (local < count - tile * ROWS)[:, None]
         start_at = offset_of(tile * ROWS, width)
-        product = tl.zeros((ROWS, DIRECTIONS), tl.float32)
+        product = tl.zeros((DIRECTIONS, ROWS) if TURNED else (ROWS, DIRECTIONS), tl.float32)
         for start in range(0, width, COLUMNS):
             if width > COLUMNS:
                 scale, shift, middle = _affine(weight, bias, mean, inverse_std, start, width, NORM, COLUMNS)
@@ -111,8 +129,14 @@ def pcn_norm(
             if PROJECT:
                 if CENTRE:
                     value -= zero
-                product = multiply(value.to(part.dtype), part, product, PRECISION)
+                value = value.to(part.dtype)
+                if TURNED:
+                    product = multiply(tl.trans(part), tl.trans(value), product, PRECISION)
+                else:
+                    product = multiply(value, part, product, PRECISION)
         if PROJECT:
+            if TURNED:
+                product = tl.trans(product)
             at = offset_of(tile * ROWS, rank) + (local[:, None] * rank + direction)
             tl.store(projected + at, product.to(projected.dtype.element_ty), row_inside & (direction < rank))
 
