@@ -18,6 +18,9 @@ from typing import Any
 
 import torch
 
+import peers  # noqa: F401  the experiments can be imported from here on
+
+# isort: split
 from cifar10_resnets import PARENT, settings
 from pcn.training import Settings, Trainer, World, load_data, world
 from pcn.training.state import take

@@ -46,7 +46,7 @@ def test_a_switch_with_an_example_refuses_a_budget_of_operations_when_it_is_made
     pcn.Switch(network(), None, budget)
     for example in (BATCH, (BATCH, torch.zeros(32)), Example.of(BATCH)):
         with pytest.raises(
-            pcn.ConfigError, match=r"budget is [\d,]+ FLOPs too small, .* the least would be [\d,]+ FLOPs"
+            pcn.ConfigError, match=r"is [\d,]+ FLOPs too small, .* the least would be [\d,]+ FLOPs \([\d.]+% of now"
         ):
             pcn.Switch(network(), None, budget, example=example)
         pcn.Switch(network(), None, pcn.Budget(flops=0.9), example=example)

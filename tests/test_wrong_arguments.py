@@ -138,7 +138,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pcn.compress_(Mlp(), [X], params=-1),
         "params=-1: give a number of them, or a fraction",
     ),
-    "a budget as text": (lambda: pcn.Budget(flops="50%"), "flops='50%': give a number of them, or a fraction"),
+    "a budget as text": (lambda: pcn.Budget(flops="half"), "flops='half': give a number of them, or a fraction"),
     "a layer by number": (lambda: pcn.make_plan(Mlp(), None, pcn.PCNConfig(rank=2)).with_rank(0, 2), "no layer 0"),
 }
 

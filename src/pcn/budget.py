@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from torch.optim import Optimizer
-
 from pcn.config import PCNConfig
 from pcn.errors import ConfigError
+from pcn.limits import read_limit
+from pcn.optimizer_checks import Optimizers, as_optimizers
 from pcn.planner.optimizer_state import STATE, kind_of
 from pcn.planner.response import Response
 from pcn.planner.units import MEASURED, UNITS
 from pcn.planner.values import Worth
 
-Limit = int | float | None
+Limit = int | float | str | None
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What the whole model may cost: a number, or a fraction of what it costs now; at least one of them is given.
+    """What the whole model may cost: an amount, or a fraction of what it costs now; at least one limit is given.
 
-    So 1.0 is all that it takes now, and 1 is one. ``params`` counts trained parameters, ``flops`` the operations of
-    linear and convolutional layers per sample; ``step_ms`` is the time of a training step, forward and back, measured
-    on the model's device, and ``memory_mib`` what it holds: weights, gradients, the optimizer's state, and activations
-    for the way back. Which layers may change, and all options, come from ``config``; layers for which it has a rule
-    keep to that.
+    A float up to 1.0 is a fraction and any other number an amount, so 1.0 is all that it takes now, and 1 is one. Text
+    says which: "30%" is a fraction; "0.3 ms" and "0.5 MiB" are amounts, which may be below 1. ``params`` counts trained
+    parameters, ``flops`` the operations of linear and convolutional layers per sample; ``step_ms`` is the time of a
+    training step, forward and back, measured on the model's device, and ``memory_mib`` what it holds: weights,
+    gradients, the optimizer's state, and activations for the way back. Which layers may change, and all options, come
+    from ``config``; layers for which it has a rule keep to that.
 
     >>> Budget(params=0.25, config=PCNConfig(exclude=["head"])).limit("params", 4_000_000)
     1000000
@@ -44,7 +45,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name in UNITS:
-            _check_limit(name, getattr(self, name))
+            if getattr(self, name) is not None:
+                read_limit(name, getattr(self, name))
         if not self.units:
             raise ConfigError(f"a budget needs {', '.join(UNITS)}, or several, as in Budget(params=0.25)")
         for name, least in (("step", self.step), ("batch", 1 if self.batch is None else self.batch)):
@@ -54,6 +56,11 @@ class Budget:
             raise ConfigError(f"optimizer={self.optimizer!r}: give one of {', '.join(STATE)}")
         if not isinstance(self.config, PCNConfig):
             raise ConfigError(f"config={self.config!r}: give a PCNConfig")
+        if self.config.rank not in (None, PCNConfig().rank):
+            raise ConfigError(
+                f"rank={self.config.rank!r} beside a budget, which chooses the ranks itself: leave one of them out, or "
+                "give the rank in a rule for the layers that are meant"
+            )
         for name in ("keep_outputs", "output_rank"):
             if getattr(self.config, name) is not None:
                 raise ConfigError(
@@ -89,34 +96,23 @@ class Budget:
         """Whether the model has to run on its device to know what it costs."""
         return any(name in MEASURED for name in self.units)
 
-    def trained_by(self, optimizer: Optimizer | None) -> Budget:
+    def trained_by(self, optimizer: Optimizers) -> Budget:
         """The budget that counts this optimizer's state, unless it says itself which."""
         kind = self.optimizer or kind_of(optimizer)
-        if self.memory_mib is not None and kind is None and optimizer is not None:
+        unknown = [type(each).__name__ for each in as_optimizers(optimizer) if kind_of(each) is None]
+        if self.memory_mib is not None and kind is None and unknown:
             raise ConfigError(
-                f"how much {type(optimizer).__name__} keeps is not known here: give Budget(optimizer=...), one of "
+                f"how much {' and '.join(unknown)} keeps is not known here: give Budget(optimizer=...), one of "
                 f"{', '.join(STATE)}, whichever keeps at least as much"
             )
         return replace(self, optimizer=kind)
 
     def limit(self, name: str, now: int) -> int | None:
         """What may be spent of something of which the model takes so much now (ns, bytes); None for any amount."""
-        value: Limit = getattr(self, name)
-        if value is None:
+        if getattr(self, name) is None:
             return None
-        return int(value * now) if _is_fraction(value) else int(value * UNITS[name].parts)
-
-
-def _is_fraction(value: object) -> bool:
-    return isinstance(value, float) and 0 < value <= 1
-
-
-def _check_limit(name: str, value: Limit) -> None:
-    kinds = (int, float) if UNITS[name].measured else (int,)
-    number = isinstance(value, kinds) and not isinstance(value, bool) and 1 <= value < float("inf")
-    if not (value is None or _is_fraction(value) or number):
-        what = f"a number of {UNITS[name].called}" if UNITS[name].measured else "a number of them"
-        raise ConfigError(f"{name}={value!r}: give {what}, or a fraction in (0, 1]")
+        value, of_now = read_limit(name, getattr(self, name))
+        return int(value * (now if of_now else UNITS[name].parts))
 
 
 def as_budget(config: PCNConfig | Budget | None, **limits: Limit) -> Budget | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from torch import nn
-from torch.optim import Optimizer
 
 from pcn.budget import Budget, Limit, as_budget
 from pcn.config import PCNConfig
 from pcn.example import Batches, Forward, first_of, opened, repeatable
-from pcn.optimizer import check_is_optimizer
+from pcn.optimizer_checks import Optimizers, as_optimizers
 from pcn.plan import Plan, check_untransformed
 from pcn.planning import make_plan
 from pcn.reachable import check_reachable
@@ -26,7 +25,7 @@ def compress_(
     flops: Limit = None,
     step_ms: Limit = None,
     memory_mib: Limit = None,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizers = None,
     forward: Forward | None = None,
     mode: Mode | None = None,
 ) -> Plan:
@@ -44,7 +43,7 @@ def compress_(
     PCLinear(in_features=64, out_features=64, bias=True, rank=16)
     """
     check_untransformed(model)
-    check_is_optimizer(optimizer)
+    as_optimizers(optimizer)  # what is none shows before anything is measured
     measured = None
     limits = {"params": params, "flops": flops, "step_ms": step_ms, "memory_mib": memory_mib}
     wish = as_budget(config, **limits) or config or PCNConfig()

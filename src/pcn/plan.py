@@ -15,9 +15,9 @@ from pcn.usage import Expected
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch.optim import Optimizer
 
     from pcn.graph import ChannelGraph
+    from pcn.optimizer_checks import Optimizers
     from pcn.statistics import Statistics
 
 
@@ -189,7 +189,7 @@ class Plan:
         model: nn.Module,
         stats: Statistics,
         *,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizers = None,
         ema: nn.Module | None = None,
         strict: bool = False,
         check: bool = True,

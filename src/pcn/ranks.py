@@ -37,9 +37,10 @@ def rank_layers(
 
 def _has_sizes(module: nn.Module) -> bool:
     """Whether a module is a layer with a weight of its own, be it one that must be left alone."""
+    if layer_type(module) is None:
+        return False  # a scripted module does not even say what parameters it has
     weight = module._parameters.get("weight")
-    lazy = isinstance(weight, nn.parameter.UninitializedParameter)
-    return layer_type(module) is not None and weight is not None and not lazy
+    return weight is not None and not isinstance(weight, nn.parameter.UninitializedParameter)
 
 
 def _refuse_named(name: str, config: PCNConfig, reason: str) -> str:

@@ -11,7 +11,7 @@ from pcn.errors import ConfigError, TraceError
 from pcn.example import Example
 from pcn.graph import ChannelGraph, trace
 from pcn.layers import canonical_weight, unwrap
-from pcn.plan import LayerPlan
+from pcn.plan import LayerPlan, Plan
 from pcn.planner.allocation import Room
 from pcn.planner.measured import Measured
 from pcn.planner.prices import Prices
@@ -26,17 +26,22 @@ def check_reachable(
 
     Operations are known where there is an example, on which the model is traced.
     """
-    now, least = _counted(unwrap(model), budget, example)
+    plan, now, least = _counted(unwrap(model), budget, example)
     if measured is not None:
         whole, lowest = measured.whole, measured.least
         now |= {"step_ms": whole.time_ns, "memory_mib": whole.memory_bytes}
         least |= {"step_ms": lowest.time_ns, "memory_mib": lowest.memory_bytes}
     limits = {unit: limit for unit in now if (limit := budget.limit(unit, now[unit])) is not None}
-    Room(limits).check_holds(least)
+    room = Room(limits, now=now)
+    if not plan.transformed and not room.holds(least):
+        alone = {layer.name: layer.reason for layer in plan.layers.values()} | plan.left_alone
+        reasons = "".join(f"; {name!r}: {reason}" for name, reason in list(alone.items())[:3])
+        raise ConfigError(f"the budget cannot be met, as no layer of the model can be changed{reasons}")
+    room.check_holds(least)
 
 
-def _counted(model: nn.Module, budget: Budget, example: Example | None) -> tuple[dict[str, int], dict[str, int]]:
-    """What a model takes now of what a budget counts, and with every layer at its lowest rank."""
+def _counted(model: nn.Module, budget: Budget, example: Example | None) -> tuple[Plan, dict[str, int], dict[str, int]]:
+    """Which layers could change, what a model takes now of what a budget counts, and with each at its lowest rank."""
     graph = None if budget.flops is None or example is None else _traced(model, example)
     units = tuple(unit for unit in budget.units if unit == "params" or (unit == "flops" and graph is not None))
     config = replace(budget.config, rank=1.0, layers={}, skip_larger=False)
@@ -47,7 +52,7 @@ def _counted(model: nn.Module, budget: Budget, example: Example | None) -> tuple
         if canonical_weight(model.get_submodule(layer.name)).requires_grad:
             before, lowest = prices.before(layer), _lowest(layer, budget, prices)
             least = {unit: amount - before[unit] + lowest[unit] for unit, amount in least.items()}
-    return now, least
+    return plan, now, least
 
 
 def _traced(model: nn.Module, example: Example) -> ChannelGraph:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from pcn.bases import Bases
 from pcn.distributed.refusals import check_changeable
@@ -17,7 +16,8 @@ from pcn.edit import Edit, Swap, reshaping, transforming
 from pcn.errors import ConfigError, PlanError
 from pcn.example import Example
 from pcn.layers import unwrap
-from pcn.optimizer import check_holds, check_optimizer, follow_
+from pcn.optimizer import follow_
+from pcn.optimizer_checks import Optimizers, as_optimizers, check_holds, check_optimizers
 from pcn.plan import Plan, get_plan, set_plan_
 from pcn.replaced import hand_over_
 from pcn.skeleton import sync_sizes_
@@ -30,25 +30,23 @@ def apply_plan_(
     bases: Bases,
     *,
     example: Example | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizers = None,
     ema: nn.Module | None = None,
     strict: bool = False,
     confirm: Callable[[], None] | None = None,
 ) -> None:
-    """Transform the model, its averaged copy and its optimizer: all or nothing.
+    """Transform the model, its averaged copy and its optimizers: all or nothing.
 
     With an ``example`` the model then runs on it, and everything is put back if it fails, or if ``confirm``, which is
     called next, raises.
     """
     check_changeable(model, optimizer)
-    base = unwrap(model)
+    base, optimizers = unwrap(model), as_optimizers(optimizer)
     copies = [base] if ema is None else [base, averaged(ema, base)]
-    if optimizer is not None:
-        check_optimizer(optimizer, strict=strict)
+    check_optimizers(optimizers, strict=strict)
     with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode could not be trained
         edits = [transforming(plan, module, bases) for module in copies]
-    if optimizer is not None:
-        check_holds(optimizer, edits[0].replaced)
+    check_holds(optimizers, edits[0].replaced, base, strict=strict)
     with ExitStack() as undo:
         for module, edit in zip(copies, edits, strict=True):
             undo.callback(commit_(module, edit, plan))
@@ -59,13 +57,12 @@ def apply_plan_(
             hand_over_(edit.replaced)
         if confirm is not None:
             confirm()
-        if optimizer is not None:
-            follow_(optimizer, edits[0].replaced)
+        follow_(optimizers, edits[0].replaced)
         undo.pop_all()
 
 
 def try_plan(
-    plan: Plan, model: nn.Module, bases: Bases, *, example: Example | None, optimizer: Optimizer | None, strict: bool
+    plan: Plan, model: nn.Module, bases: Bases, *, example: Example | None, optimizer: Optimizers, strict: bool
 ) -> None:
     """Raise what applying a plan would raise; the model stays as it is."""
 
@@ -123,28 +120,27 @@ def reshape_(
     plan: Plan,
     model: nn.Module,
     *,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizers = None,
     ema: nn.Module | None = None,
+    strict: bool = False,
     empty: bool = False,
 ) -> Callable[[], None]:
     """Give the model the plan's architecture, with random weights in transformed layers; return how to undo it.
 
-    An optimizer gets the new parameters without any state, and an averaged copy the same architecture: their own saved
+    Optimizers get the new parameters without any state, and an averaged copy the same architecture: their own saved
     states fit afterwards. With ``empty`` the tensors of transformed layers hold nothing yet.
     """
     check_changeable(model, optimizer)
-    base = unwrap(model)
+    base, optimizers = unwrap(model), as_optimizers(optimizer)
     copies = [base] if ema is None else [base, averaged(ema, base)]
     edits = [reshaping(plan, module, empty=empty) for module in copies]
-    if optimizer is not None:
-        check_holds(optimizer, edits[0].replaced)
+    check_holds(optimizers, edits[0].replaced, base, strict=strict)
     with ExitStack() as undo:
         for module, edit in zip(copies, edits, strict=True):
             undo.callback(commit_(module, edit, plan))
         for edit in edits:
             hand_over_(edit.replaced, gradients=False)
-        if optimizer is not None:
-            follow_(optimizer, edits[0].replaced, carry=False)
+        follow_(optimizers, edits[0].replaced, carried=())
         return undo.pop_all().close
 
 

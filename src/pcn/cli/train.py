@@ -47,13 +47,12 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
 def _train(settings: Settings, folder: RunFolder | None, here: World, faster: dict[str, bool], screen: Screen) -> None:
     """Train; only the first process has the folder, and speaks."""
     data = load_data(settings, here.device, compute_dtype(here.device))
-    if folder is not None:
-        screen.text(f"{settings.model} on {settings.data}, {settings.epochs} epochs on {here.name}, in {folder.path}")
     steps = settings.epochs * data.steps(settings.batch)
     with screen.progress(steps) as bar:
         trainer = Trainer(settings, data, folder, world=here, compiled=faster["compiled"], fused=faster["fused"])
         trainer.stepped = lambda: bar.update(bar.task_ids[0], completed=trainer.progress.step)
         if folder is not None:
+            trainer.begun = lambda: _introduce(trainer, folder.path, screen)
             trainer.tell = _reporter(trainer, folder.path, screen)
         result = trainer.run()
     assert result is not None
@@ -69,11 +68,17 @@ def _train(settings: Settings, folder: RunFolder | None, here: World, faster: di
         screen.result({"folder": str(folder.path), "report": str(page), **result})
 
 
+def _introduce(trainer: Trainer, out: Path, screen: Screen) -> None:
+    """Say what begins."""
+    settings = trainer.settings
+    screen.text(f"{settings.model} on {settings.data}, {settings.epochs} epochs on {trainer.world.name}, in {out}")
+    if not tensorboard_is_there():
+        screen.text("TensorBoard is not installed, so no events are written (pip install tensorboard)")
+
+
 def _reporter(trainer: Trainer, out: Path, screen: Screen) -> Callable[[Record], None]:
     """Say what happens, and keep it for TensorBoard."""
     events: list[Events] = []
-    if not tensorboard_is_there():
-        screen.text("TensorBoard is not installed, so no events are written (pip install tensorboard)")
 
     def tell(record: Record) -> None:
         if record["event"] != "dimensions":

@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 from pcn.distributed.collectives import Ranks
 from pcn.errors import PlanError
 from pcn.layers import unwrap
+from pcn.optimizer_checks import Optimizers, as_optimizers
 
 
-def state_hash(model: nn.Module, optimizer: Optimizer | None = None) -> str:
+def state_hash(model: nn.Module, optimizer: Optimizers = None) -> str:
     """One SHA-256 over the names and bytes of all parameters, buffers and optimizer state.
 
     >>> model = nn.Linear(2, 2)
@@ -26,16 +27,17 @@ def state_hash(model: nn.Module, optimizer: Optimizer | None = None) -> str:
     return _combined(digests(model, optimizer))
 
 
-def digests(model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, str]:
-    """A SHA-256 of everything that a model and its optimizer hold, by name."""
+def digests(model: nn.Module, optimizer: Optimizers = None) -> dict[str, str]:
+    """A SHA-256 of everything that a model and its optimizers hold, by name."""
     model = unwrap(model)
     names = {parameter: name for name, parameter in model.named_parameters()}
     found = {_parameter(name): _digest(parameter) for parameter, name in names.items()}
     found |= {f"buffer {name!r}": _digest(buffer) for name, buffer in model.named_buffers()}
-    if optimizer is not None:
-        for parameter, name in _held(optimizer, names):
-            for entry, value in optimizer.state.get(parameter, {}).items():
-                found[f"optimizer state {entry!r} of {name!r}"] = _digest(value)
+    for number, each in enumerate(as_optimizers(optimizer)):
+        called = f"optimizer {number + 1}'s state" if number else "optimizer state"
+        for parameter, name in _held(each, names):
+            for entry, value in each.state.get(parameter, {}).items():
+                found[f"{called} {entry!r} of {name!r}"] = _digest(value)
     return found
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
 
 from pcn.bases import Bases
 from pcn.distributed.agreement import check_agreement, check_parameters_agree, differing, digests
@@ -19,6 +18,7 @@ from pcn.distributed.refusals import check_whole
 from pcn.errors import ConfigError
 from pcn.example import Example
 from pcn.layers import unwrap
+from pcn.optimizer_checks import Optimizers
 from pcn.plan import Plan
 from pcn.surgery import reshape_, try_plan
 
@@ -30,7 +30,7 @@ class Engine:
     """The processes that train a model together (one by default), and the wrapper by which they do it."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer | None, ema: nn.Module | None, group: ProcessGroup | None
+        self, model: nn.Module, optimizer: Optimizers, ema: nn.Module | None, group: ProcessGroup | None
     ) -> None:
         self.model, self.optimizer, self.ema = model, optimizer, ema
         self.ddp = wrapper_of(model)
@@ -99,11 +99,11 @@ class Engine:
         if self.ranks.size > 1:
             check_agreement(differing(self.ranks, self._digests()), before)
 
-    def reshape_(self, plan: Plan) -> None:
-        """Give model, optimizer and averaged copy a plan's shape, for their saved states to be loaded."""
+    def reshape_(self, plan: Plan, *, strict: bool) -> None:
+        """Give model, optimizers and averaged copy a plan's shape, for their saved states to be loaded."""
         devices = {parameter.device for parameter in self.model.parameters() if parameter.is_cuda}
         with torch.random.fork_rng(devices=devices):  # fresh weights that are overwritten cost no random numbers
-            reshape_(plan, unwrap(self.model), optimizer=self.optimizer, ema=self.ema)
+            reshape_(plan, unwrap(self.model), optimizer=self.optimizer, ema=self.ema, strict=strict)
         if self.ddp is not None:
             rewrap_(self.ddp)
 

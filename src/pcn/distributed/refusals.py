@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from torch import nn
-from torch.optim import Optimizer
 
 from pcn.distributed.ddp import wrapper_of
 from pcn.errors import PlanError
 from pcn.layers import unwrap
+from pcn.optimizer_checks import Optimizers, as_optimizers
 
 
-def check_changeable(model: nn.Module, optimizer: Optimizer | None = None) -> None:
+def check_changeable(model: nn.Module, optimizer: Optimizers = None) -> None:
     """Raise for a model that only :class:`pcn.Switch` can change, or that nothing here can."""
     check_whole(model, optimizer)
     if wrapper_of(model) is not None:
@@ -20,8 +20,8 @@ def check_changeable(model: nn.Module, optimizer: Optimizer | None = None) -> No
         )
 
 
-def check_whole(model: nn.Module, optimizer: Optimizer | None = None) -> None:
-    """Raise unless every process has all of the model's parameters and of the optimizer's state."""
+def check_whole(model: nn.Module, optimizer: Optimizers = None) -> None:
+    """Raise unless every process has all of the model's parameters and of the optimizers' state."""
     model = unwrap(model)
     for module in model.modules():
         if _is_a(module, "FSDPModule"):
@@ -40,7 +40,7 @@ def check_whole(model: nn.Module, optimizer: Optimizer | None = None) -> None:
                 f"{name!r} is a DTensor, of which every process has a part: bring the model together with "
                 "pcn.distributed.gather_, switch the plain model and distribute it again with pcn.distributed.shard_"
             )
-    if _is_a(optimizer, "ZeroRedundancyOptimizer"):
+    if any(_is_a(each, "ZeroRedundancyOptimizer") for each in as_optimizers(optimizer)):
         raise PlanError(
             "ZeroRedundancyOptimizer keeps every parameter's state on one process only: give the switch a plain "
             "optimizer, or None and make a new ZeroRedundancyOptimizer afterwards, whose state starts afresh"

@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pcn.errors import PlanError
+from pcn.optimizer_checks import Optimizers, as_optimizers
 
 Named = dict[str, nn.Parameter]
 
 
 @torch.no_grad()
-def gather_(sharded: nn.Module, plain: nn.Module, optimizer: Optimizer | None = None) -> None:
+def gather_(sharded: nn.Module, plain: nn.Module, optimizer: Optimizers = None) -> None:
     """Copy a sharded model's weights and buffers, whole, into a plain model that was built alike, on every rank.
 
-    The optimizer changes over to the plain model's parameters with its state, whole as well.
+    The optimizer (or a list of them) changes over to the plain model's parameters with its state, whole as well.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -31,17 +32,17 @@ def gather_(sharded: nn.Module, plain: nn.Module, optimizer: Optimizer | None = 
         raise PlanError(f"{odd[0]!r} is in one of the two models only: build the plain model as the sharded one was")
     for name, tensor in (*new.items(), *plain_buffers.items()):
         tensor.copy_(_whole({**old, **buffers}[name]))
-    if optimizer is not None:
-        _change_over_(optimizer, old, new, lambda value, parameter: _whole(value).to(parameter.device))
+    for each in as_optimizers(optimizer):
+        _change_over_(each, old, new, lambda value, parameter: _whole(value).to(parameter.device))
 
 
 @torch.no_grad()
-def shard_(model: nn.Module, optimizer: Optimizer | None, shard: Callable[[nn.Module], object]) -> None:
+def shard_(model: nn.Module, optimizer: Optimizers, shard: Callable[[nn.Module], object]) -> None:
     """Have ``shard`` spread a model in place, with calls of ``fully_shard``, and its optimizer's state alike."""
     old = dict(model.named_parameters())
     shard(model)
-    if optimizer is not None:
-        _change_over_(optimizer, old, dict(model.named_parameters()), _spread)
+    for each in as_optimizers(optimizer):
+        _change_over_(each, old, dict(model.named_parameters()), _spread)
 
 
 def _whole(value: Tensor) -> Tensor:

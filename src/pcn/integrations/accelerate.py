@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from pcn.errors import ConfigError, FileError, PCNError
 from pcn.integrations.callback_switch import plan_in
 from pcn.layers import unwrap
+from pcn.optimizer_checks import as_optimizers
 from pcn.switching import Switch
 
 try:
@@ -25,15 +26,15 @@ SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGA
 
 
 def prepare_switch(accelerator: Accelerator, switch: Switch) -> Switch:
-    """Return the switch for a prepared model and optimizer, which ``save_state`` and ``load_state`` then include.
+    """Return the switch for a prepared model and its optimizers, which ``save_state`` and ``load_state`` then include.
 
-    A state saved after the switch loads into a model and an optimizer that were built and prepared as usual.
+    A state saved after the switch loads into a model and optimizers that were built and prepared as usual.
     """
     if accelerator.distributed_type in SHARDED:
         raise ConfigError(f"{accelerator.distributed_type} is not supported: train on one device or with plain DDP")
     if not any(unwrap(switch.model) is unwrap(model) for model in accelerator._models):
         raise ConfigError("the switch holds a model that Accelerate does not: give it the one that prepare returned")
-    switch = replace(switch, optimizer=bare(switch.optimizer))
+    switch = replace(switch, optimizer=tuple(bare(each) for each in as_optimizers(switch.optimizer)) or None)
 
     def save(models: list[Any], weights: list[Any], folder: str) -> None:
         accelerator.save(switch.state_dict(), Path(folder) / FILE)
@@ -51,7 +52,7 @@ def prepare_switch(accelerator: Accelerator, switch: Switch) -> Switch:
     return switch
 
 
-def bare(optimizer: Optimizer | None) -> Optimizer | None:
+def bare(optimizer: Optimizer) -> Optimizer:
     """The optimizer inside Accelerate's wrapper, whose class says how its state is carried over."""
     while isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer

@@ -7,10 +7,10 @@ from dataclasses import fields
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from pcn.errors import ConfigError, PlanError, suggest
 from pcn.example import Batches
+from pcn.optimizer_checks import Optimizers
 from pcn.plan import Plan, get_plan
 from pcn.switching import Switch
 from pcn.switching.rules import as_switch_rule
@@ -46,8 +46,8 @@ class CallbackSwitch:
         """The plan, once it was applied."""
         return self._ended[0] if self._switch is None else self._switch.plan
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, state: State | None) -> None:
-        """Start a run; with a saved state, model and optimizer get the shape of its plan, if it has one."""
+    def begin(self, model: nn.Module, optimizer: Optimizers, state: State | None) -> None:
+        """Start a run; with a saved state, model and optimizers get the shape of its plan, if it has one."""
         self._switch = Switch(model, optimizer, **self._options)
         self._epoch, self.accuracy = 0, None
         if state is not None:
@@ -61,7 +61,7 @@ class CallbackSwitch:
         return {"switch": self._switch.state_dict(), "accuracy": self.accuracy}
 
     def end(self) -> None:
-        """Let go of model, optimizer and statistics; the plan and the state stay."""
+        """Let go of model, optimizers and statistics; the plan and the state stay."""
         self._ended, self._switch = (self.plan, self.state_dict()), None
 
     def accuracy_in(self, logged: Mapping[str, Any]) -> Any:

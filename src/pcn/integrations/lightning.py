@@ -70,7 +70,7 @@ class SwitchCallback(Callback):
         pl_module.__dict__.pop("on_load_checkpoint", None)
         _check(trainer)
         assert trainer.strategy.model is not None
-        self._switch.begin(trainer.strategy.model, trainer.optimizers[0], self._state)
+        self._switch.begin(trainer.strategy.model, trainer.optimizers, self._state)
         if self._weights is not None:
             trainer.strategy.load_model_state_dict({"state_dict": self._weights}, strict=pl_module.strict_loading)
             self._weights = None
@@ -132,8 +132,8 @@ def _check(trainer: Trainer) -> None:
     plain = model is trainer.lightning_module or isinstance(model, DistributedDataParallel)
     if not plain or strategy.restore_checkpoint_after_setup:
         raise ConfigError(f"{type(strategy).__name__} is not supported: train on one device or with strategy='ddp'")
-    if len(trainer.optimizers) != 1:
-        raise ConfigError(f"the module has {len(trainer.optimizers)} optimizers: the switch can follow one")
+    if not trainer.optimizers:
+        raise ConfigError("the module has no optimizer: return the one that trains it from configure_optimizers")
     for callback in trainer.callbacks:
         if any("WeightAveraging" in base.__name__ for base in type(callback).__mro__):
             raise ConfigError(f"{type(callback).__name__} averages weights that are replaced: leave it out")

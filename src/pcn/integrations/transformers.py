@@ -112,9 +112,8 @@ class SwitchCallback(TrainerCallback):
             (folder / PLAN_FILE).write_text(self.plan.to_json(), encoding="utf-8")
 
     def _begin(self, trainer: Trainer, state: State | None) -> None:
-        optimizer = bare(trainer.optimizer)
-        assert optimizer is not None
-        self._switch.begin(trainer.model_wrapped, optimizer, state)
+        assert trainer.optimizer is not None
+        self._switch.begin(trainer.model_wrapped, bare(trainer.optimizer), state)
 
 
 def _read_state(checkpoint: str) -> State | None:

@@ -122,14 +122,13 @@ if PACKAGED.exists():
     CHOICES.load(PACKAGED)
 
 
-def tiles_of(sizes: Sequence[tuple[int, int, int]], columns: int, per_processor: int = 0) -> list[Launch]:
+def tiles_of(sizes: Sequence[tuple[int, int, int]], columns: int) -> list[Launch]:
     """Launches with tiles of so many elements, warps and stages.
 
     >>> tiles_of([(4096, 4, 3)], 128)[0].rows
     32
     """
-    return [Launch(max(16, size // columns), columns, warps, stages, per_processor=per_processor)
-            for size, warps, stages in sizes]  # fmt: skip
+    return [Launch(max(16, size // columns), columns, warps, stages) for size, warps, stages in sizes]
 
 
 def spread(launches: Sequence[Launch], per_processor: Sequence[int]) -> list[Launch]:

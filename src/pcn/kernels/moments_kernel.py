@@ -16,7 +16,8 @@ from torch import Tensor
 from pcn.kernels.launch import CHOICES, Launch, programs, tiles_of
 from pcn.kernels.tiles import column_tile, offset_of
 
-PER_PROCESSOR = 6
+PER_PROCESSOR = 6  # programs
+MORE_OR_LESS = (2, 4, 8, 12, 16)  # the same in launches that are worth timing
 WIDEST = 128  # columns of a tile: two sums are held for each of its elements
 WIDER = 256  # the same where rows have as many: rows are read whole
 FEWEST_ROWS = 64  # of a program: below, merging costs more than the sums
@@ -48,15 +49,15 @@ def moments(rows: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor, 
         )  # fmt: skip
         merge(held, mean, variance, count, each)
 
-    CHOICES.run(f"moments {width} {rows.dtype} {other is not None}", _candidates(width), rows.device, run)
+    CHOICES.run(f"moments {width} {rows.dtype} {other is not None}", _candidates(width), rows.device, run, MORE_OR_LESS)
     return total, mean, variance
 
 
 def _candidates(width: int) -> list[Launch]:
     usual = min(column_tile(width), WIDEST)
     wider = [min(column_tile(width), WIDER)] if width > WIDEST else []
-    found = tiles_of(TILES, usual) + tiles_of(PLAIN, usual, per_processor=8)
-    return found + [launch for columns in wider for launch in tiles_of(TILES[1:] + PLAIN, columns, per_processor=8)]
+    found = tiles_of(TILES + PLAIN, usual)
+    return found + [launch for columns in wider for launch in tiles_of(TILES[1:] + PLAIN, columns)]
 
 
 def merge(held: Tensor, mean: Tensor, variance: Tensor, count: int, each: int) -> None:

@@ -43,6 +43,10 @@ PLAIN = [(4096, 4, 1), (8192, 8, 1)]  # nothing is read ahead: other programs fi
 DEEP_SUMS: list[Sizes] = [(32, 128, 8, 3), (64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 3)]
 DEEP_GRADIENTS: list[Sizes] = [(64, 128, 8, 2), (32, 128, 8, 3), (64, 64, 4, 2), (64, 64, 8, 3)]
 
+# Rows, columns, warps, stages where the gradient comes turned out of its product, columns first: a thread then has few
+# columns, and holds what is known of them, and their sums, in few registers.
+TURNED: list[Sizes] = [(64, 128, 8, 2), (32, 128, 4, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 8, 3)]
+
 
 def norm_project_backward(
     d_projected: Tensor | None, d_y: Tensor | None, rows: Tensor, added: Tensor | None, y: Tensor | None,
@@ -81,7 +85,8 @@ def _sum_up(
         pcn_norm_sums[(parts, tiles)](
             *tensors, held, count, each, width, rank, PROJECTED=basis is not None, DIRECT=d_y is not None, RELU=relu,
             MASK=mask, WRITE=d_added.numel() > 0, PRECISION=precision(basis), ROWS=launch.rows, COLUMNS=launch.columns,
-            DIRECTIONS=launch.depth or rank_tile(rank), STAGES=launch.stages, num_warps=launch.warps,
+            DIRECTIONS=launch.depth or rank_tile(rank), STAGES=launch.stages, TURNED=launch.turned,
+            num_warps=launch.warps,
         )  # fmt: skip
         pcn_norm_sums_merge[(triton.cdiv(width, MERGED_COLUMNS),)](
             held, d_bias, d_weight, parts, width, ADDED=MERGED, COLUMNS=MERGED_COLUMNS, num_warps=MERGING_WARPS
@@ -89,7 +94,7 @@ def _sum_up(
 
     flags = f"{d_projected is not None} {d_y is not None} {mask} {relu}"
     key = f"sums {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
-    launches = _candidates(SUMS, width, rank) + deep_tiles(DEEP_SUMS, rank)
+    launches = _candidates(SUMS, width, rank) + deep_tiles(DEEP_SUMS, rank) + _turned(width, rank)
     CHOICES.run(key, launches, rows.device, run, MORE_OR_LESS)
 
 
@@ -109,12 +114,12 @@ def _differentiate(
             *tensors, d_bias, d_weight, d_rows, count, tiles, 1.0 / count, width, rank, PROJECTED=basis is not None,
             DIRECT=d_y is not None, RELU=relu, TRAINING=training, PRECISION=precision(basis), ROWS=launch.rows,
             COLUMNS=launch.columns, DIRECTIONS=launch.depth or rank_tile(rank), STAGES=launch.stages,
-            num_warps=launch.warps,
+            TURNED=launch.turned, num_warps=launch.warps,
         )  # fmt: skip
 
     flags = f"{d_projected is not None} {d_y is not None} {relu} {training}"
     key = f"gradients {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
-    launches = _candidates(GRADIENTS, width, rank) + deep_tiles(DEEP_GRADIENTS, rank)
+    launches = _candidates(GRADIENTS, width, rank) + deep_tiles(DEEP_GRADIENTS, rank) + _turned(width, rank)
     CHOICES.run(key, launches, rows.device, run, MORE_OR_LESS)
 
 
@@ -123,50 +128,61 @@ def _candidates(sizes: list[tuple[int, int, int]], width: int, rank: int) -> lis
     return tiles_of(sizes if rank else sizes + PLAIN, columns) + (tiles_of(LARGE, wider) if wider > columns else [])
 
 
+def _turned(width: int, rank: int) -> list[Launch]:
+    launches = [Launch(rows, columns, warps, stages, turned=True) for rows, columns, warps, stages in TURNED]
+    return [launch for launch in launches if rank and launch.columns <= column_tile(width)]
+
+
 @triton.jit(do_not_specialize=["count", "each"])
 def pcn_norm_sums(
     d_projected, d_y, z, given, weight, bias, mean, inverse_std, basis, d_added, held, count, each,
     width: tl.constexpr, rank: tl.constexpr,
     PROJECTED: tl.constexpr, DIRECT: tl.constexpr, RELU: tl.constexpr, MASK: tl.constexpr, WRITE: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < width
     local = tl.arange(0, ROWS)
     at = local[:, None] * width + columns
-    scale, shift, middle, spread = _norm(weight, bias, mean, inverse_std, columns, inside)
+    scale, shift, middle, spread = _norm(weight, bias, mean, inverse_std, columns, inside, TURNED)
     back = _transposed(basis, columns, inside, 0, rank, PROJECTED, DIRECTIONS)
     first = part * each
     last = tl.minimum(first + each, count)
-    plain = tl.zeros((ROWS, COLUMNS), tl.float32)
-    weighted = tl.zeros((ROWS, COLUMNS), tl.float32)
+    plain = tl.zeros((COLUMNS,) if TURNED else (ROWS, COLUMNS), tl.float32)
+    weighted = plain
     for start in tl.range(first, last, ROWS, num_stages=STAGES):
         row_inside = local < last - start
         there = row_inside[:, None] & inside
         begin, narrow_begin = offset_of(start, width), offset_of(start, rank)
-        normal = (tl.load(z + begin + at, there, 0.0).to(tl.float32) - middle) * spread
+        normal = (_turn(tl.load(z + begin + at, there, 0.0), TURNED).to(tl.float32) - middle) * spread
         gradient = _of_y(
             d_projected + narrow_begin, d_y + begin, basis, back, local, row_inside, columns, inside, at, rank,
-            PROJECTED, DIRECT, PRECISION, ROWS, COLUMNS, DIRECTIONS,
+            PROJECTED, DIRECT, PRECISION, ROWS, COLUMNS, DIRECTIONS, TURNED,
         )  # fmt: skip
         if RELU:
             if MASK == 2:
-                before = tl.load(given + begin + at, there, 0.0).to(tl.float32)
+                before = _turn(tl.load(given + begin + at, there, 0.0), TURNED).to(tl.float32)
             else:
                 before = normal * scale + shift
                 if MASK == 1:
-                    before += tl.load(given + begin + at, there, 0.0).to(tl.float32)
+                    before += _turn(tl.load(given + begin + at, there, 0.0), TURNED).to(tl.float32)
             gradient = tl.where(before <= 0, 0.0, gradient)
-        gradient = tl.where(there, gradient, 0.0)
+        gradient = tl.where(_turn(there, TURNED), gradient, 0.0)
         if WRITE:
-            tl.store(d_added + begin + at, gradient.to(d_added.dtype.element_ty), there)
-        plain += gradient
-        weighted += gradient * normal
+            tl.store(d_added + begin + at, _turn(gradient.to(d_added.dtype.element_ty), TURNED), there)
+        if TURNED:
+            plain += tl.sum(gradient, 1)
+            weighted += tl.sum(gradient * normal, 1)
+        else:
+            plain += gradient
+            weighted += gradient * normal
+    if not TURNED:
+        plain, weighted = tl.sum(plain, 0), tl.sum(weighted, 0)
     held += part * 2 * width
-    tl.store(held + columns, tl.sum(plain, 0), inside)
-    tl.store(held + width + columns, tl.sum(weighted, 0), inside)
+    tl.store(held + columns, plain, inside)
+    tl.store(held + width + columns, weighted, inside)
 
 
 @triton.jit(do_not_specialize=["parts"])
@@ -191,39 +207,52 @@ def pcn_norm_gradients(
     width: tl.constexpr, rank: tl.constexpr,
     PROJECTED: tl.constexpr, DIRECT: tl.constexpr, RELU: tl.constexpr, TRAINING: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < width
     local = tl.arange(0, ROWS)
     at = local[:, None] * width + columns
-    scale, shift, middle, spread = _norm(weight, bias, mean, inverse_std, columns, inside)
+    scale, shift, middle, spread = _norm(weight, bias, mean, inverse_std, columns, inside, TURNED)
     back = _transposed(basis, columns, inside, 0, rank, PROJECTED, DIRECTIONS)
     if TRAINING:
-        plain = tl.load(d_bias + columns, inside, 0.0) * share
-        weighted = tl.load(d_weight + columns, inside, 0.0) * share
+        plain = _along(tl.load(d_bias + columns, inside, 0.0) * share, TURNED)
+        weighted = _along(tl.load(d_weight + columns, inside, 0.0) * share, TURNED)
     for tile in tl.range(tl.program_id(0).to(tl.int64), tiles, tl.num_programs(0), num_stages=STAGES):
         row_inside = local < count - tile * ROWS
         there = row_inside[:, None] & inside
         begin, narrow_begin = offset_of(tile * ROWS, width), offset_of(tile * ROWS, rank)
         gradient = _of_y(
             d_projected + narrow_begin, d_y + begin, basis, back, local, row_inside, columns, inside, at, rank,
-            PROJECTED, DIRECT, PRECISION, ROWS, COLUMNS, DIRECTIONS,
+            PROJECTED, DIRECT, PRECISION, ROWS, COLUMNS, DIRECTIONS, TURNED,
         )  # fmt: skip
         if RELU or TRAINING:
-            normal = (tl.load(z + begin + at, there, 0.0).to(tl.float32) - middle) * spread
+            normal = (_turn(tl.load(z + begin + at, there, 0.0), TURNED).to(tl.float32) - middle) * spread
             if RELU:
                 gradient = tl.where(normal * scale + shift <= 0, 0.0, gradient)
             if TRAINING:
                 gradient -= plain + normal * weighted
-        tl.store(d_z + begin + at, (gradient * (scale * spread)).to(d_z.dtype.element_ty), there)
+        result = (gradient * (scale * spread)).to(d_z.dtype.element_ty)
+        tl.store(d_z + begin + at, _turn(result, TURNED), there)
 
 
 @triton.jit
-def _norm(weight, bias, mean, inverse_std, columns, inside):
-    scale = tl.load(weight + columns, inside, 0.0).to(tl.float32)
-    shift = tl.load(bias + columns, inside, 0.0).to(tl.float32)
-    return scale, shift, tl.load(mean + columns, inside, 0.0), tl.load(inverse_std + columns, inside, 0.0)
+def _turn(tile, TURNED: tl.constexpr):
+    # From the order of memory, rows first, to that of the product, or back.
+    return tl.trans(tile) if TURNED else tile
+
+
+@triton.jit
+def _along(of_columns, TURNED: tl.constexpr):
+    return of_columns[:, None] if TURNED else of_columns[None, :]
+
+
+@triton.jit
+def _norm(weight, bias, mean, inverse_std, columns, inside, TURNED: tl.constexpr):
+    scale = _along(tl.load(weight + columns, inside, 0.0).to(tl.float32), TURNED)
+    shift = _along(tl.load(bias + columns, inside, 0.0).to(tl.float32), TURNED)
+    middle = _along(tl.load(mean + columns, inside, 0.0), TURNED)
+    return scale, shift, middle, _along(tl.load(inverse_std + columns, inside, 0.0), TURNED)
 
 
 @triton.jit
@@ -240,20 +269,22 @@ def _transposed(basis, columns, inside, start, rank, PROJECTED: tl.constexpr, DI
 def _of_y(
     d_projected, d_y, basis, back, local, row_inside, columns, inside, at, rank,
     PROJECTED: tl.constexpr, DIRECT: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     # The gradient of y: what comes straight to it, and what comes by its projection.
-    gradient = tl.zeros((ROWS, COLUMNS), tl.float32)
+    gradient = tl.zeros((COLUMNS, ROWS) if TURNED else (ROWS, COLUMNS), tl.float32)
     if PROJECTED:
         for start in range(0, rank, DIRECTIONS):
             direction = start + tl.arange(0, DIRECTIONS)
             known = row_inside[:, None] & (direction < rank)
             coming = tl.load(d_projected + (local[:, None] * rank + direction), known, 0.0)
-            if rank <= DIRECTIONS:
-                gradient = multiply(coming, back, gradient, PRECISION)
-            else:
+            part = back
+            if rank > DIRECTIONS:
                 part = _transposed(basis, columns, inside, start, rank, PROJECTED, DIRECTIONS)
+            if TURNED:
+                gradient = multiply(tl.trans(part), tl.trans(coming), gradient, PRECISION)
+            else:
                 gradient = multiply(coming, part, gradient, PRECISION)
     if DIRECT:
-        gradient += tl.load(d_y + at, row_inside[:, None] & inside, 0.0).to(tl.float32)
+        gradient += _turn(tl.load(d_y + at, row_inside[:, None] & inside, 0.0), TURNED).to(tl.float32)
     return gradient

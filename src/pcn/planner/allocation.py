@@ -10,7 +10,7 @@ from functools import cached_property
 from pcn.errors import ConfigError
 from pcn.planner.options import Option, bargains, rate
 from pcn.planner.prices import added, taken_off
-from pcn.planner.units import Costs, amounts
+from pcn.planner.units import UNITS, Costs, amounts
 
 Offers = Mapping[str, list[Option]]
 _Bid = tuple[float, float, str, Option]  # what it does not buy per price and in all, and for which layer: one bid each
@@ -24,11 +24,13 @@ class Room:
     """What the whole model may cost, in every unit that is limited, and what all that is not on offer takes of it.
 
     Of several limits the one that is short should count for more: ``weights`` are those of their shares in a price.
+    ``now`` is what the model takes as it is, to be said where no ranks could meet a limit.
     """
 
     limits: Costs
     others: Costs = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    now: Costs = field(default_factory=dict)
 
     def price(self, option: Option) -> float:
         """What an option takes of the one limit, in its own unit; of several, its shares of what there is, added up."""
@@ -60,9 +62,9 @@ class Room:
         least = {unit: costs[unit] + self.others.get(unit, 0) for unit in self.limits}
         short = {unit: amount - self.limits[unit] for unit, amount in least.items() if amount > self.limits[unit]}
         if short:
-            raise ConfigError(
-                f"the budget is {amounts(short)} too small, {LEAST} {amounts({unit: least[unit] for unit in short})}"
-            )
+            limits = amounts({unit: self.limits[unit] for unit in short})
+            reachable = " and ".join(UNITS[unit].at_least(least[unit], self.now.get(unit)) for unit in short)
+            raise ConfigError(f"the budget of {limits} is {amounts(short)} too small, {LEAST} {reachable}")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
+from pcn.errors import ConfigError
 from pcn.plan import LayerPlan, Plan
 from pcn.planner.measured import Measured
 from pcn.planner.units import Costs
@@ -23,7 +25,10 @@ class Prices:
     frozen: frozenset[str] = frozenset()
 
     def now(self, model: nn.Module, plan: Plan) -> Costs:
-        """What the whole model costs as it is."""
+        """What the whole model costs as it is, which nobody knows of one that has no sizes yet."""
+        for name, parameter in model.named_parameters():
+            if isinstance(parameter, UninitializedParameter):
+                raise ConfigError(f"{name!r} is lazy, and a budget is about the whole model: run the model once first")
         trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         flops = sum(layer.flops_before or 0 for layer in plan.layers.values())
         return self._asked(trainable, flops, self.measured.whole)

@@ -92,7 +92,7 @@ class Question:
                 others = added(taken_off(others, self.prices.before(layer)), self.prices.after(layer))
         if "params" in others:
             others = {**others, "params": others["params"] - _cut_elsewhere(self.model, self.plan)}
-        return Room(limits, others)
+        return Room(limits, others, now=now)
 
     def without(self, graph: ChannelGraph, dropped: Tensor) -> Question:
         """The same question where some channel classes are gone."""

@@ -30,6 +30,16 @@ class Unit:
         """
         return f"{amount:,} {self.called}" if self.parts == 1 else f"{amount / self.parts:,.3f} {self.called}"
 
+    def at_least(self, amount: int, now: int | None) -> str:
+        """The same as a limit that can be given, and as a fraction of what is taken now, if known; both rounded up.
+
+        >>> Unit("ms", 1_000_000).at_least(1_234_567, 5_000_000), Unit("parameters").at_least(1001, 10_000)
+        ('1.235 ms (24.7% of now)', '1,001 parameters (10.1% of now)')
+        """
+        counted = amount if self.parts == 1 else -(-1000 * amount // self.parts) * self.parts // 1000
+        share = "" if not now else f" ({-(-1000 * amount // now) / 10:.1f}% of now)"
+        return self.shown(counted) + share
+
 
 UNITS = {  # by the name of the budget's field
     "params": Unit("parameters"),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from pcn.bases import Bases, find_bases
 from pcn.budget import Budget, as_budget
@@ -18,7 +16,7 @@ from pcn.errors import ConfigError, PlanError
 from pcn.example import Batches, Example, Forward, device_of, opened, repeatable
 from pcn.fit import check_statistics
 from pcn.layers import transformable_layers, unwrap
-from pcn.optimizer import check_is_optimizer
+from pcn.optimizer_checks import Optimizers, as_optimizers
 from pcn.plan import Plan, check_untransformed, get_plan
 from pcn.planner import Measured
 from pcn.planning import make_plan
@@ -39,6 +37,7 @@ from pcn.switching.rules import (
     SwitchRule,
     as_switch_rule,
 )
+from pcn.warn import warn
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -70,7 +69,7 @@ class Switch:
     """
 
     model: nn.Module
-    optimizer: Optimizer | None
+    optimizer: Optimizers
     config: PCNConfig | Budget | None = None
     at: int | SwitchRule = 1
     params: int | float | None = None
@@ -91,7 +90,7 @@ class Switch:
 
     def __post_init__(self) -> None:
         self._rule = as_switch_rule(self.at)
-        check_is_optimizer(self.optimizer)
+        as_optimizers(self.optimizer)  # what is none shows now
         check_analysis(self.analysis)
         self._wish = as_budget(self.config, params=self.params) or self.config or PCNConfig()
         if isinstance(self._wish, Budget):
@@ -109,8 +108,8 @@ class Switch:
 
     def __repr__(self) -> str:
         """One line, where the model and the optimizer would fill pages."""
-        optimizer = "no optimizer" if self.optimizer is None else type(self.optimizer).__name__
-        parts = [type(self.model).__name__, optimizer]
+        optimizers = " and ".join(type(each).__name__ for each in as_optimizers(self.optimizer)) or "no optimizer"
+        parts = [type(self.model).__name__, optimizers]
         parts += [repr(self.config)] if self.config is not None else []
         parts += [f"params={self.params}"] if self.params is not None else []
         return f"Switch({', '.join(parts)}, {f'at={self._rule}' if self.plan is None else 'switched'})"
@@ -186,7 +185,7 @@ class Switch:
         elif (leads_to := fading.plan if fading is not None else plan) is not None:
             check_leads_on(leads_to, unwrap(self.model))
         if plan is not None and self.plan is None:
-            self._engine.reshape_(plan)
+            self._engine.reshape_(plan, strict=self.strict)
             self.plan = plan
         self._seen.load_state_dict(state)
         self._fading = fading
@@ -269,7 +268,7 @@ class Switch:
         plan = make_plan(self.model, stats, self._wish, batches=batches, measured=self.measured)
         if not plan.transformed:
             reasons = sorted({layer.reason for layer in plan.layers.values() if layer.reason})
-            warnings.warn(f"the switch changes no layer: {'; '.join(reasons) or 'there is none'}", stacklevel=2)
+            warn(f"the switch changes no layer: {'; '.join(reasons) or 'there is none'}")
         return plan, find_bases(plan, stats, self.model)
 
     @property

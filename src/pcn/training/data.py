@@ -75,6 +75,16 @@ class Data(Protocol):
         """Yield this process's share of so many training samples without augmentation; always the same ones."""
 
 
+def labels_end(labels: Tensor) -> int:
+    """One more than the largest label where they number classes, and 0 where they are anything else.
+
+    >>> labels_end(torch.tensor([3, 0, -100])), labels_end(torch.tensor([0.5, 7.0]))
+    (4, 0)
+    """
+    numbers = labels.dim() == 1 and not (labels.is_floating_point() or labels.is_complex())
+    return max(0, int(labels.max()) + 1) if numbers and len(labels) else 0
+
+
 @dataclass(frozen=True)
 class ImageData:
     """Images split into three, whole on the device."""
@@ -89,6 +99,11 @@ class ImageData:
     def to(self, device: torch.device, dtype: torch.dtype) -> ImageData:
         train, held_out, tested = (part.to(device) for part in (self.train, self.held_out, self.tested))
         return ImageData(train, held_out, tested, self.scale.to(device), self.augment, dtype)
+
+    @property
+    def outputs_needed(self) -> int:
+        """How many outputs a classifier of these images must have."""
+        return max(labels_end(part.labels) for part in (self.train, self.held_out, self.tested))
 
     def steps(self, batch: int) -> int:
         return len(self.train) // batch
@@ -125,6 +140,10 @@ class Contiguous:
     """Data whose inputs lie in memory in the order of their sizes, where images have their channels last otherwise."""
 
     of: Data
+
+    @property
+    def outputs_needed(self) -> int:
+        return getattr(self.of, "outputs_needed", 0)
 
     def steps(self, batch: int) -> int:
         return self.of.steps(batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pcn.training.state import put_back_, take
 
@@ -35,13 +35,11 @@ class Keeper:
             self.folder.checkpoints.write(run.progress.step, state)
         run.watch.lap()
 
-    def resume(self) -> None:
-        """Go on from the last checkpoint, if there is one."""
+    def resume(self) -> dict[str, Any] | None:
+        """Go on from the last checkpoint, if there is one, and return what there is to tell about that."""
         run, folder = self.run, self.folder
         if not self.active:
-            return
-        if folder is not None:
-            folder.begin()
+            return None
         state, damaged = (None, []) if folder is None else folder.checkpoints.newest(run.device)
         state = run.world.ranks.from_one(lambda: state)
         if state is not None:
@@ -49,6 +47,7 @@ class Keeper:
             self._last = run.progress.step
         if folder is not None:
             folder.forget_after(run.progress.step)
-        if state is not None:
-            run.tell({"event": "resumed", "epoch": run.progress.epoch, "step": run.progress.step, "damaged": damaged})
         run.watch.lap()
+        if state is None:
+            return None
+        return {"event": "resumed", "epoch": run.progress.epoch, "step": run.progress.step, "damaged": damaged}

@@ -50,7 +50,7 @@ def pcn_config(settings: Settings) -> PCNConfig:
 def requested(settings: Settings) -> PCNConfig | Budget:
     """What the switch is to make of the model: a configuration, or a budget around one."""
     config = pcn_config(settings)
-    budget = as_budget(config, **{name: count_or_fraction(getattr(settings, name)) for name in LIMITS})
+    budget = as_budget(config, **{name: getattr(settings, name) for name in LIMITS})
     if budget is None:
         return config
     worths: dict[str, Worth] = {
@@ -172,7 +172,7 @@ def rank_text(rank: object) -> str:
 
 
 def count_or_fraction(given: float | None) -> int | float | None:
-    """Read 40 as a count and 0.4 as a fraction, of outputs or of parameters.
+    """Read 40 as a count and 0.4 as a fraction of outputs.
 
     >>> count_or_fraction(40.0), count_or_fraction(0.4)
     (40, 0.4)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,6 +29,7 @@ class RunFolder:
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path, self._settings = path, settings
+        self._made = [each for each in (path, *path.parents) if not each.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -113,11 +116,21 @@ class RunFolder:
         write_text(self.path / RESULT, json.dumps(result, indent=2) + "\n")
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Let another process have the folder; one that was made for nothing goes."""
         if self._metrics is not None:
             self._metrics.close()
+        if not (self.path / SETTINGS).exists():
+            self._clear()
         if self._lock is not None:
             self._lock.close()
+
+    def _clear(self) -> None:
+        """Take the lock's file away, and the folders that were made, where nothing else is in them."""
+        with suppress(OSError):
+            if [each.name for each in self.path.iterdir()] == [LOCK]:
+                (self.path / LOCK).unlink()
+            for made in self._made:
+                made.rmdir()
 
     def __enter__(self) -> RunFolder:
         return self
@@ -160,6 +173,8 @@ def _locked(path: Path) -> TextIO | None:
     file = path.open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_nlink == 0:
+            raise BlockingIOError("the process that had it has just taken it away")
     except OSError as error:
         file.close()
         raise CheckpointError(f"another process is writing into {path.parent}: wait for it, or stop it") from error

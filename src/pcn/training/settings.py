@@ -13,7 +13,8 @@ from typing import Any, get_args, get_type_hints
 
 from pcn.config import BASES, ORDERS
 from pcn.errors import ConfigError, suggest
-from pcn.planner.units import MEASURED, UNITS
+from pcn.limits import number_or_text, read_limit
+from pcn.planner.units import UNITS
 from pcn.untouched import MODES
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -67,13 +68,21 @@ class Settings:
     warmup_factor: float | None = option(None, "stay at this share of the rate in them instead")
     pcn: str | None = option(None, "a PCN of the paper by name (conv4-pcn, wide_resnet20-pcn1, ...)")
     rank: str | None = option(None, 'a number, a fraction of the width, "variance > 0.1", or "95%" of the variance')
-    params: float | None = option(None, "a budget of trainable parameters: a number, or a fraction of the model's")
-    flops: float | None = option(None, "a budget of operations per sample: a number, or a fraction of the model's")
-    step_ms: float | None = option(
-        None, "a budget of a training step's time, forward and back, measured: milliseconds, or a fraction of today's"
+    params: str | float | None = option(
+        None, "a budget of trainable parameters: a number (1 is one), or a fraction of the model's (1.0 or 100% is all)"
     )
-    memory_mib: float | None = option(
-        None, "a budget of a training step's memory, activations included: MiB, or a fraction of today's"
+    flops: str | float | None = option(
+        None, "a budget of operations per sample: a number, or a fraction of the model's, likewise"
+    )
+    step_ms: str | float | None = option(
+        None,
+        "a budget of a training step's time, forward and back, measured: milliseconds (5, 0.5ms), or a fraction of "
+        "what it takes now (0.5, 50%)",
+    )
+    memory_mib: str | float | None = option(
+        None,
+        "a budget of a training step's memory, activations included: MiB (5, 0.5MiB), or a fraction of what it takes "
+        "now (0.5, 50%)",
     )
     worth: str = option("response", "by what a budget compares directions of different layers", choices=WORTHS)
     two_sided: bool = option(False, "have a budget choose how many outputs of each layer are trained as well")
@@ -145,9 +154,6 @@ class Settings:
         if not self.has_budget and (named or self.worth != WORTHS[0]):
             given = " and ".join(named) or f"worth={self.worth!r}"
             raise ConfigError(f"{given} without a budget: give one of {', '.join(LIMITS)}, or leave it out")
-        for name in MEASURED:
-            if getattr(self, name) == 1:
-                raise ConfigError(f"{name}=1 could be one, or all of it: give 1.001 for one, or leave it out for all")
         if self.drop_channels and self.fade_epochs:
             raise ConfigError("drop_channels with fade_epochs: channels that are dropped cannot fade, leave one out")
 
@@ -190,6 +196,9 @@ def _checked(each: Field[Any], value: Any) -> Any:
         return None
     if hint == dict[str, Any]:
         return _as(each.name, dict, value)
+    if each.name in LIMITS:
+        read_limit(each.name, value := number_or_text(value))
+        return value
     value = _as(each.name, next(kind for kind in (bool, int, float, str) if kind in (hint, *get_args(hint))), value)
     if "choices" in each.metadata and value not in each.metadata["choices"]:
         raise ConfigError(f"{each.name}={value!r}: choose one of {', '.join(each.metadata['choices'])}")

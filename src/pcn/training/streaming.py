@@ -55,6 +55,11 @@ class ImageStream:
     def to(self, device: torch.device, dtype: torch.dtype) -> ImageStream:
         return replace(self, scale=self.scale.to(device), device=device, dtype=dtype)
 
+    @property
+    def outputs_needed(self) -> int:
+        """How many outputs a classifier of these pictures must have."""
+        return 1 + max(max(part.labels, default=-1) for part in (self.train, self.held_out, self.tested))
+
     def steps(self, batch: int) -> int:
         return len(self.train) // batch
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -20,8 +19,9 @@ from pcn.nn import PCConv2d
 from pcn.plan import Plan, get_plan
 from pcn.statistics import Statistics
 from pcn.switching import Switch
-from pcn.training.data import Again, Batch, Contiguous, Data
+from pcn.training.data import Again, Batch, Data
 from pcn.training.evaluation import accuracies_percent, accuracy_percent
+from pcn.training.fitting import check_fits
 from pcn.training.fusing import check_kernels, fuse_layers_
 from pcn.training.keeping import Keeper
 from pcn.training.looks import check_operations, step_costs
@@ -43,9 +43,8 @@ from pcn.training.requests import (
 from pcn.training.run_folder import RunFolder
 from pcn.training.settings import Settings
 from pcn.training.state import put_back_
-from pcn.training.step import Step, autocast
+from pcn.training.step import Step
 from pcn.training.world import World
-from pcn.untouched import untouched
 
 Record = dict[str, Any]
 
@@ -53,8 +52,8 @@ Record = dict[str, Any]
 class Trainer:
     """One run: it starts afresh, or where its last checkpoint left it.
 
-    ``compiled`` and ``fused`` make its steps faster on a GPU. ``tell`` is called with every record that goes into the
-    metrics, ``stepped`` after every step.
+    ``compiled`` and ``fused`` make its steps faster on a GPU. ``begun`` is called when all that could refuse the run has
+    been looked at, ``tell`` with every record that goes into the metrics, ``stepped`` after every step.
     """
 
     def __init__(
@@ -66,13 +65,14 @@ class Trainer:
         world: World | None = None,
         compiled: bool = False,
         fused: bool = False,
+        begun: Callable[[], None] = lambda: None,
         tell: Callable[[Record], None] = lambda record: None,
         stepped: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings, self.data, self.folder = settings, data, folder
         self.world = world or World(torch.device("cpu"))
         self.device = self.world.device
-        self.tell, self.stepped = tell, stepped
+        self.begun, self.tell, self.stepped = begun, tell, stepped
         self.compiled, self.fused = compiled, fused
         if fused:
             check_kernels(self.device)
@@ -86,7 +86,7 @@ class Trainer:
         random.seed(settings.seed)
         self.channels_last = True
         self.model = build_model(settings).to(self.device)
-        self._lay_out_()
+        self.lay_out_()
         self.optimizer = make_optimizer(self.model, settings, graphed=self.graphed)
         self.wrapped = self.world.wrap(self.model)
         torch.manual_seed(settings.seed + 7919 * self.world.rank)  # dropout differs between processes
@@ -118,11 +118,17 @@ class Trainer:
 
     def run(self, deadline: float = math.inf) -> Record | None:
         """Train to the last epoch and return the result, or None when the deadline (as of time.time()) comes first."""
-        self._check_fits()
-        self.keeper.resume()
+        check_fits(self)
+        resumed = self.keeper.resume()
+        if not self.ended:
+            check_operations(self)
+        if self.folder is not None:
+            self.folder.begin()
+        self.begun()
+        if resumed is not None:
+            self.tell(resumed)
         if self.ended and self.folder is not None and (earlier := self.folder.result()) is not None:
             return earlier
-        check_operations(self)
         while not self.ended:
             started = time.time()
             self._train_epoch()
@@ -140,37 +146,6 @@ class Trainer:
             return now + 1.5 * (now - started) > deadline
 
         return self.world.ranks.from_one(late)
-
-    def _check_fits(self) -> None:
-        """Run the model once before anything is written, so that what does not fit together shows at once.
-
-        What fits only without the channels last in memory goes without.
-        """
-        inputs, _ = next(self.data.validation())
-        if (error := self._failure(inputs)) is None:
-            return
-        self.channels_last = False
-        self._lay_out_()
-        if self._failure(inputs.contiguous()) is not None:
-            shape = tuple(inputs.shape[1:])
-            raise ConfigError(
-                f"{self.settings.model} does not take samples of {self.settings.data}, of shape {shape}: {error}"
-            ) from error
-        warnings.warn(
-            f"{self.settings.model} does not take channels that are last in memory, so it trains more slowly without; "
-            f"Tensor.reshape takes what Tensor.view does not: {error}",
-            stacklevel=2,
-        )
-        self.data = Contiguous(self.data)
-
-    def _failure(self, inputs: Tensor) -> Exception | None:
-        """Run the model on two samples and return what it raises."""
-        try:
-            with untouched(self.model), autocast(self.device):
-                self.model(inputs[:2])
-        except Exception as error:
-            return error
-        return None
 
     @property
     def ended(self) -> bool:
@@ -230,7 +205,7 @@ class Trainer:
 
     def branch_(self, state: dict[str, Any]) -> None:
         """Go on from the state of another run with the same first epochs, as it was before a switch."""
-        self._check_fits()
+        check_fits(self)
         put_back_(self, state)
         self.progress.branched = True
         accuracy = self._validate()
@@ -240,7 +215,7 @@ class Trainer:
     def set_up(self, inputs: Tensor, labels: Tensor) -> Step:
         """Make the training step, which is where compilation and capture take their time."""
         self.count_time()
-        self._lay_out_()
+        self.lay_out_()
         if self.fused and (done := fuse_layers_(self.model, inputs, self.world.ranks)) is not None:
             self.log("fused", **done)
             if self.switch is not None and self.switch.plan is not None:  # so that a resumed run has the same forms
@@ -257,7 +232,7 @@ class Trainer:
         self.progress.setup_seconds = plus(self.progress.setup_seconds, self.watch.lap()[0])
         return self.step
 
-    def _lay_out_(self) -> None:
+    def lay_out_(self) -> None:
         """Have convolutions' channels last in memory, which they are fastest with, on a GPU and on a CPU."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         for module in self.model.modules():
