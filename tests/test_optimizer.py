@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -58,7 +59,10 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor
 
 
 def switch(
-    model: nn.Module, optimizer: torch.optim.Optimizer, config: pcn.PCNConfig, batches: list[Tensor]
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    config: pcn.PCNConfig,
+    batches: list[Tensor],
 ) -> pcn.Plan:
     stats = pcn.analyze(model, batches)
     return pcn.make_plan(model, stats, config).apply_(model, stats, optimizer=optimizer)
@@ -151,6 +155,75 @@ def test_history_is_what_it_would_be_had_it_been_gathered_in_the_new_coordinates
         assert losses[0] == pytest.approx(losses[1], rel=1e-10) or make is not torch.optim.SGD
 
 
+SPLITS: dict[str, Callable[[str, nn.Parameter], bool]] = {
+    "body and head": lambda name, p: name.startswith("0"),
+    "weights and biases": lambda name, p: p.ndim > 1,
+    "biases and weights": lambda name, p: p.ndim <= 1,
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("optimizer_kind", ["nesterov", "fused", "Adam decay", "AdamW fused"])
+@pytest.mark.parametrize(("kind", "order"), SOMEWHERE)
+def test_several_optimizers_do_together_what_one_does(
+    kind: str, order: str | None, optimizer_kind: str, split: str
+) -> None:
+    make, options = OPTIMIZERS[optimizer_kind]
+    runs = []
+    for together in (True, False):
+        model, stats, plan = planned(kind, order)
+        model = copy.deepcopy(model)
+        sides = [[p for n, p in model.named_parameters() if SPLITS[split](n, p) == side] for side in (True, False)]
+        optimizers = [make(side, **{"lr": 0.05} | options) for side in ([sum(sides, [])] if together else sides)]
+        losses = [step_all(model, optimizers, batch(kind, seed)) for seed in range(3)]
+        plan.apply_(model, stats, optimizer=optimizers, strict=True, check=False)
+        losses += [step_all(model, optimizers, batch(kind, seed)) for seed in range(3, 6)]
+        held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+        assert sorted(map(id, held)) == sorted(map(id, model.parameters()))
+        runs.append((losses, [p.tolist() for p in model.parameters()]))
+    assert runs[0] == runs[1]
+
+
+def step_all(model: nn.Module, optimizers: list[torch.optim.Optimizer], batch: tuple[Tensor, Tensor]) -> float:
+    model.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    return loss.item()
+
+
+def test_where_batch_norm_follows_a_switch_to_full_rank_changes_nothing_for_two_optimizers() -> None:
+    losses = []
+    for switched in (True, False):
+        torch.manual_seed(0)
+        model = normalised_net()
+        body = torch.optim.SGD(model[:3].parameters(), lr=0.1, momentum=0.9)
+        head = torch.optim.SGD(model[3:].parameters(), lr=0.03, momentum=0.5, nesterov=True)
+        found = [step_all(model, [body, head], images(seed)) for seed in range(4)]
+        if switched:
+            switch(model, [body, head], FULL, [images(99)[0]])
+            assert isinstance(model[0], PCModule)
+            assert isinstance(model[3], PCModule)
+        losses.append(found + [step_all(model, [body, head], images(seed)) for seed in range(4, 12)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-10)
+    assert len(set(losses[1])) == 12
+
+
+def test_a_bias_that_another_kind_of_optimizer_trains_counts_as_if_it_had_no_history() -> None:
+    model = dense_net()
+    weights = torch.optim.Adam([p for p in model.parameters() if p.ndim > 1], lr=0.01)
+    biases = torch.optim.SGD([p for p in model.parameters() if p.ndim == 1], lr=0.01, momentum=0.9)
+    step_all(model, [weights, biases], vectors(0))
+    before = weights.state[model[2].weight]["exp_avg"].clone()
+    kept = biases.state[model[2].bias]["momentum_buffer"].clone()
+    stats = pcn.analyze(model, [vectors(1)[0]])
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=3, skip_larger=False))
+    plan.apply_(model, stats, optimizer=(weights, biases))
+    assert_close(weights.state[model[2].weight]["exp_avg"], before @ stats.basis("2", 3))
+    assert_close(biases.state[model[2].bias]["momentum_buffer"], kept)
+
+
 def assert_close(found: Any, expected: Any) -> None:
     torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected), rtol=1e-10, atol=1e-13)
 
@@ -196,8 +269,10 @@ OTHERS = ["ASGD", "Adadelta", "Adafactor", "Adagrad", "Adamax", "Muon", "NAdam",
 @pytest.mark.parametrize("kind", OTHERS)
 def test_another_optimizer_starts_afresh_with_a_warning_or_is_refused(kind: str) -> None:
     model = dense_net()
-    given = [p for p in model.parameters() if kind != "Muon" or p.ndim == 2]
-    optimizer = getattr(torch.optim, kind)(given, lr=0.01)
+    taken = [p for p in model.parameters() if kind != "Muon" or p.ndim == 2]
+    rest = [p for p in model.parameters() if kind == "Muon" and p.ndim == 1]
+    optimizer = getattr(torch.optim, kind)(taken, lr=0.01)
+    optimizers = [optimizer, torch.optim.SGD(rest)] if rest else optimizer
     step(model, optimizer, vectors(0))
     kept = optimizer.state[model[0].weight]
     stats = pcn.analyze(model, [vectors(1)[0]])
@@ -205,11 +280,11 @@ def test_another_optimizer_starts_afresh_with_a_warning_or_is_refused(kind: str)
     plan = pcn.make_plan(model, stats, config)
     before, parameters = record(model), list(optimizer.param_groups[0]["params"])
     with pytest.raises(pcn.PlanError, match=f"{kind} is not SGD, Adam or AdamW.*strict=False"):
-        plan.apply_(model, stats, optimizer=optimizer, strict=True)
+        plan.apply_(model, stats, optimizer=optimizers, strict=True)
     assert record(model) == before
     assert all(p is q for p, q in zip(optimizer.param_groups[0]["params"], parameters, strict=True))
     with pytest.warns(UserWarning, match=f"{kind} is not .*starts afresh"):
-        plan.apply_(model, stats, optimizer=optimizer)
+        plan.apply_(model, stats, optimizer=optimizers)
     fresh = getattr(torch.optim, kind)([model[2].weight], lr=0.01).state[model[2].weight]
     assert optimizer.state[model[2].weight].keys() == fresh.keys()
     assert optimizer.state[model[0].weight] is kept

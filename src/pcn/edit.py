@@ -26,6 +26,7 @@ class Edit:
     swaps: list[Swap] = field(default_factory=list)
     cut: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # id of the old tensor -> (old, new)
     replaced: list[Replaced] = field(default_factory=list)  # the parameters that give way
+    gone: list[nn.Parameter] = field(default_factory=list)  # those that nothing takes the place of
 
 
 def transforming(plan: Plan, model: nn.Module, bases: Bases) -> Edit:

@@ -65,8 +65,8 @@ def check_holds(
     lacking = [parameter for parameter in trained if id(parameter) not in held]
     if lacking and len(lacking) == len(trained):
         raise PlanError(
-            "the optimizer holds none of the parameters that are replaced; give the one that trains this model"
-            f"{_strangers(held, model)}"
+            f"the optimizer holds none of the parameters that are replaced ({_named(lacking, model)}); give the one "
+            f"that trains this model{_strangers(held, model)}"
         )
     if lacking:
         _object(

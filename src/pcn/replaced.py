@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pcn.nn import PCModule
-from pcn.transform import project_first_moment, project_outputs, project_second_moment
+from pcn.transform import project_first_moment, project_outputs, project_second_moment, unproject_first_moment
 
 GRADIENT = "grad"
 FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
@@ -22,20 +22,21 @@ Carry = Callable[[str, Tensor, Tensor | None], Tensor]
 class Replaced:
     """A parameter that gave way to another: ``carry`` maps its gradient and what an optimizer holds of it.
 
-    ``carry`` is called with the name of the entry, its value and the old bias's value of the same entry, if any.
+    ``carry`` is called with the name of the entry, its value and the old bias's value of the same entry, if any. Where
+    it is None nothing goes along, and all that is kept counts as zero.
     ``gained`` names parameters that had no predecessor and join the same group.
     """
 
     old: nn.Parameter
     new: nn.Parameter
-    carry: Carry
+    carry: Carry | None
     old_bias: nn.Parameter | None = None
     gained: tuple[tuple[str, nn.Parameter], ...] = ()
 
     def carried(self, entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
         """The new parameter's value of an entry, in memory as it lies there itself, which fused optimizers rely on."""
-        laid_out = torch.empty_like(self.new, dtype=value.dtype, device=value.device, requires_grad=False)
-        return laid_out.copy_(self.carry(entry, value, bias_value))
+        laid_out = torch.zeros_like(self.new, dtype=value.dtype, device=value.device, requires_grad=False)
+        return laid_out if self.carry is None else laid_out.copy_(self.carry(entry, value, bias_value))
 
 
 def carry_cut(dims: dict[int, tuple[int, ...]]) -> Carry:
@@ -65,6 +66,17 @@ def carry_projected(
             return value if outputs is None else project_outputs(value, outputs**2, groups)
         value = project_first_moment(value, bias_value, mean, basis, kept, groups)
         return value if outputs is None else project_outputs(value, outputs, groups)
+
+    return carry
+
+
+def carry_unprojected(layer: PCModule, place: Callable[[Tensor], Tensor]) -> Carry:
+    """Running means of gradients go back to the plain layer's weight; ``place`` gives them its shape."""
+    tensors = layer.mean, layer.basis, layer.groups, layer.output_basis
+
+    def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
+        bias_value = torch.zeros_like(layer.bias) if bias_value is None else bias_value
+        return place(unproject_first_moment(value, bias_value, *tensors))
 
     return carry
 

@@ -14,6 +14,8 @@ from torch import Tensor
 from pcn.config import Order
 from pcn.errors import PlanError
 
+RTOL = 1e-6  # a direction of a basis that is this much shorter than another holds nothing but rounding
+
 
 class Projected(NamedTuple):
     """The tensors of one principal component layer, under the names that the layer gives them."""
@@ -144,8 +146,7 @@ def project_first_moment(
     """
     selected = _exact(select_inputs(moment, kept, groups), moment)
     if bias_moment is not None:
-        per_group = _grouped(bias_moment, moment, groups)[:, :, None] * _grouped(mean, moment, groups)[:, None, :]
-        selected = selected - per_group.reshape(*selected.shape[:2], *[1] * (selected.dim() - 2))
+        selected = selected - _outer(bias_moment, mean, selected, groups)
     return _cast(_project(selected, basis, groups), moment)
 
 
@@ -153,6 +154,21 @@ def project_second_moment(moment: Tensor, basis: Tensor, kept: Tensor | None = N
     """Carry a running mean of squared gradients over by U∘U: an estimate, which ignores how gradients correlate."""
     selected = _exact(select_inputs(moment, kept, groups), moment)
     return _cast(_project(selected, _exact(basis, moment) ** 2, groups), moment)
+
+
+def unproject_first_moment(
+    moment: Tensor,
+    bias_moment: Tensor,
+    mean: Tensor,
+    basis: Tensor,
+    groups: int = 1,
+    output_basis: Tensor | None = None,
+) -> Tensor:
+    """Carry a running mean of gradients back: V M U⁺ + M_b muᵀ, zero in directions for which none were gathered."""
+    back = torch.linalg.pinv(_grouped(basis, moment, groups), rtol=RTOL)
+    gathered = _expand(moment, output_basis, groups)
+    whole = torch.einsum("gnr...,grm->gnm...", _grouped(gathered, moment, groups), back).flatten(0, 1)
+    return _cast(whole + _outer(bias_moment, mean, whole, groups), moment)
 
 
 def select_inputs(weight: Tensor, kept: Tensor | None, groups: int = 1) -> Tensor:
@@ -200,6 +216,12 @@ def _unproject(projected: Tensor, basis: Tensor, groups: int) -> Tensor:
     """W[n, m, k] = Σ_r W~[n, r, k] U[m, r], in float64."""
     factors = _grouped(projected, projected, groups), _grouped(basis, projected, groups)
     return torch.einsum("gnr...,gmr->gnm...", *factors).flatten(0, 1)
+
+
+def _outer(outputs: Tensor, inputs: Tensor, like: Tensor, groups: int) -> Tensor:
+    """Return outputs[n] inputs[m], group by group, the same at every position of the kernel."""
+    product = _grouped(outputs, like, groups)[:, :, None] * _grouped(inputs, like, groups)[:, None, :]
+    return product.reshape(*like.shape[:2], *[1] * (like.dim() - 2))
 
 
 def _expand(weight: Tensor, output_basis: Tensor | None, groups: int) -> Tensor:

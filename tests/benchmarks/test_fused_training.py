@@ -38,3 +38,10 @@ def test_stock_runs_are_equal_and_the_fused_one_is_near(
     assert len(fused_training.table(file).splitlines()) == 4
     with pytest.raises(SystemExit, match="move it away first"):
         fused_training.main()
+
+
+def test_the_page_shows_what_is_recorded() -> None:
+    import fused_training
+
+    page = (Path(fused_training.__file__).parents[1] / "docs" / "performance.md").read_text()
+    assert fused_training.table() in page

@@ -208,7 +208,7 @@ def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path, capsys: pytest
         ("learning_rate = true", "give a number"),
         ('seed = "a"', "give a whole number"),
         ("keep_best = 1", "give true or false"),
-        ('params = "0.3"', "give a number"),
+        ('params = "a third"', "give a number"),
         ("layers = 3", "give a table"),
     ],
 )

@@ -29,8 +29,8 @@ class RunFolder:
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path, self._settings = path, settings
-        self._made = [each for each in (path, *path.parents) if not each.exists()]
         try:
+            self._made = [each for each in (path, *path.parents) if not each.exists()]
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"cannot make the run's folder {path}: {error.strerror}") from error
@@ -119,8 +119,7 @@ class RunFolder:
         """Let another process have the folder; one that was made for nothing goes."""
         if self._metrics is not None:
             self._metrics.close()
-        if not (self.path / SETTINGS).exists():
-            self._clear()
+        self._clear()
         if self._lock is not None:
             self._lock.close()
 

@@ -52,8 +52,8 @@ Record = dict[str, Any]
 class Trainer:
     """One run: it starts afresh, or where its last checkpoint left it.
 
-    ``compiled`` and ``fused`` make its steps faster on a GPU. ``begun`` is called when all that could refuse the run has
-    been looked at, ``tell`` with every record that goes into the metrics, ``stepped`` after every step.
+    ``compiled`` and ``fused`` make its steps faster on a GPU. ``begun`` is called when everything has been checked,
+    ``tell`` with every record that goes into the metrics, ``stepped`` after every step.
     """
 
     def __init__(
