@@ -69,6 +69,11 @@ ARMS: dict[str, dict[str, Any]] = {
     "batch statistics, precondition 1, paper's ranks": {**AS_TRAINED, "params": None, "pcn": "wide_resnet20-pcn1"},
     "batch statistics, precondition 1, switch after 4, taylor": {**AS_TRAINED, "worth": "taylor", "switch_at": "4"},
     "batch statistics, precondition 1, switch after 8, taylor": {**AS_TRAINED, "worth": "taylor", "switch_at": "8"},
+    "batch statistics, precondition 1, switch after 12, taylor": {  # two epochs after the rate's first drop
+        **AS_TRAINED,
+        "worth": "taylor",
+        "switch_at": "12",
+    },
     "batch statistics, precondition 1, whitened again every 3 epochs, taylor": {
         **AS_TRAINED,
         "worth": "taylor",
@@ -127,6 +132,7 @@ ARMS: dict[str, dict[str, Any]] = {
 PROMISING = (  # to be tried first
     "narrow",
     "batch statistics, precondition 1, taylor",
+    "batch statistics, precondition 1, switch after 12, taylor",
     "batch statistics, precondition 1, whitened again every 3 epochs, taylor",
     "batch statistics, precondition 1, switch after 4, taylor",
     "batch statistics, precondition 1, switch after 8, taylor",

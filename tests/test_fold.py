@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pcn import LayerPlan, PCNConfig, Plan, PlanError, analyze, fold_, get_plan, make_plan
+from new_coordinates import MODELS, batch, planned
+from pcn import LayerPlan, PCNConfig, Plan, PlanError, analyze, compress_, fold_, get_plan, make_plan
 from pcn.config import ORDERS, Order
 from pcn.nn import PCModule
 from pcn.plan import Cut
@@ -282,3 +283,136 @@ def test_what_cannot_be_folded_is_refused_and_left_alone() -> None:
         with pytest.raises(PlanError, match=message):
             fold_(broken)
         assert record(broken) == before
+
+
+FOLDED = [(kind, order) for kind in MODELS for order in (None, *ORDERS)]
+
+
+def trained(kind: str, order: Order | None, momentum: float = 0.9) -> tuple[nn.Module, torch.optim.SGD]:
+    """A network that was switched in the midst of its training, and its optimizer."""
+    model, stats, plan = planned(kind, order)
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+    for seed in range(4):
+        if seed == 2:
+            plan.apply_(model, stats, optimizer=optimizer, check=False)
+        step(model, optimizer, batch(kind, seed))
+    return model, optimizer
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, data: tuple[Tensor, Tensor]) -> float:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(data[0]), data[1])
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def momenta(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {name: optimizer.state[p]["momentum_buffer"].clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("kind", "order"), FOLDED)
+def test_the_optimizer_goes_along_and_its_momentum_is_what_it_was_after_another_switch(
+    kind: str, order: Order | None
+) -> None:
+    _, stats, plan = planned(kind, order)
+    model, optimizer = trained(kind, order)
+    before = momenta(model, optimizer)
+    fold_(model, optimizer=optimizer)
+    (group,) = optimizer.param_groups
+    assert [id(p) for p in group["params"]] == [id(p) for p in model.parameters()]
+    assert set(optimizer.state) == set(model.parameters())
+    folded = momenta(model, optimizer)
+    assert all(folded[name].shape == parameter.shape for name, parameter in model.named_parameters())
+    plan.apply_(model, stats, optimizer=optimizer, check=False)
+    found = momenta(model, optimizer)
+    assert found.keys() == before.keys()
+    for name in found:
+        if kind == "normalised" and name in ("0.bias", "3.bias"):  # before batch norm, which takes it over
+            assert not found[name].any()
+            assert before[name].abs().max() < 1e-12
+        else:
+            torch.testing.assert_close(found[name], before[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_at_full_rank_momentum_comes_back_as_it_was(kind: str) -> None:
+    model = copy.deepcopy(planned(kind, None)[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for seed in range(3):
+        step(model, optimizer, batch(kind, seed))
+    before, parent = momenta(model, optimizer), copy.deepcopy(model)
+    compress_(model, [batch(kind, 99, 64)[0]], PCNConfig(rank=1.0, skip_larger=False), optimizer=optimizer)
+    assert any(isinstance(module, PCModule) for module in model.modules())
+    assert fold_(model, optimizer=optimizer) == []
+    assert list(before) == [name for name, _ in model.named_parameters()]
+    for name, found in momenta(model, optimizer).items():
+        torch.testing.assert_close(found, before[name], rtol=1e-9, atol=1e-12)
+    parents = torch.optim.SGD(parent.parameters(), lr=0.05, momentum=0.9)
+    for name, parameter in parent.named_parameters():
+        parents.state[parameter]["momentum_buffer"] = before[name].clone()
+    for seed in range(3, 8):
+        data = batch(kind, seed)
+        assert step(model, optimizer, data) == pytest.approx(step(parent, parents, data), rel=1e-9)
+
+
+def test_every_layer_trains_on_after_folding_and_ranks_can_be_changed() -> None:
+    model, x = Mlp(), vectors()
+    body = torch.optim.SGD(model.fc1.parameters(), 0.1, momentum=0.9)
+    head = torch.optim.Adam([*model.fc2.parameters(), *model.fc3.parameters()])
+    for rank in (3, 6, 2):
+        plan = compress_(model, [x], PCNConfig(rank=rank, skip_larger=False), optimizer=[body, head])
+        assert len(plan.transformed) == 3
+        changed_by_training(model, x, body, head)
+        with pytest.warns(UserWarning, match=r"^Adam is not SGD: its state for replaced parameters starts afresh"):
+            fold_(model, optimizer=[body, head])
+        changed_by_training(model, x, body, head)
+
+
+def changed_by_training(model: nn.Module, x: Tensor, *optimizers: torch.optim.Optimizer) -> None:
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for _ in range(2):
+        model.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert not any(torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True))
+
+
+def test_a_trained_basis_leaves_its_group_and_momentum_starts_at_rest() -> None:
+    model, x = Mlp(), vectors()
+    optimizer = torch.optim.SGD(model.named_parameters(), 0.1, momentum=0.9)
+    compress_(model, [x], PCNConfig(rank=3, train_basis=True, skip_larger=False), optimizer=optimizer)
+    changed_by_training(model, x, optimizer)
+    bias = optimizer.state[model.fc2.bias]["momentum_buffer"].clone()
+    fold_(model, optimizer=optimizer)
+    assert optimizer.param_groups[0]["param_names"] == [name for name, _ in Mlp().named_parameters()]
+    assert not optimizer.state[model.fc2.weight]["momentum_buffer"].any()
+    assert torch.equal(optimizer.state[model.fc2.bias]["momentum_buffer"], bias)
+    changed_by_training(model, x, optimizer)
+
+
+def test_hooks_and_attributes_of_parameters_come_back_too() -> None:
+    model, x = Mlp(), vectors()
+    seen: list[Tensor] = []
+    model.fc2.weight.no_decay = True
+    model.fc2.weight.register_hook(seen.append)
+    transform_(model, x, PCNConfig(rank=3))
+    fold_(model)
+    model(x).sum().backward()
+    assert model.fc2.weight.no_decay
+    assert [gradient.shape for gradient in seen] == [model.fc2.weight.shape]
+
+
+def test_an_optimizer_that_cannot_follow_leaves_the_model_as_it_was() -> None:
+    model, x = Mlp(), vectors()
+    transform_(model, x, PCNConfig(rank=3))
+    before = record(model)
+    for optimizer, message in [
+        (torch.optim.LBFGS(model.parameters()), "LBFGS keeps one history"),
+        (torch.optim.SGD(Mlp().parameters()), "none of the parameters"),
+    ]:
+        with pytest.raises(PlanError, match=message):
+            fold_(model, optimizer=optimizer)
+        assert record(model) == before

@@ -9,9 +9,12 @@ from pcn.cli.batches import add_batches, read_batches
 from pcn.cli.command import Command, WrongUsageError
 from pcn.cli.screen import Screen
 from pcn.cli.subject import Subject, add_subject, read_subject
+from pcn.cli.wording import advising_flags
 from pcn.errors import FileError
 from pcn.example import Example
 from pcn.exports import Exported, export_folded, export_onnx, export_program, export_state
+from pcn.failures import saying_which
+from pcn.untouched import untouched
 
 TO = {"onnx": ".onnx", "torch.export": ".pt2", "safetensors": ".safetensors", "folded": ".safetensors"}
 
@@ -37,6 +40,9 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     subject = read_subject(arguments)
     given = subject.has_data or arguments.inputs is not None or arguments.random_inputs is not None
     example = Example.of(read_batches(arguments, subject, "what goes in")[0]) if given or needs_example else None
+    if example is not None:
+        with advising_flags(arguments, subject), saying_which("what goes in", example), untouched(subject.model):
+            example.call(subject.model)
     done = _export(arguments, subject, example)
     size = done.path.stat().st_size
     difference = "" if done.difference is None else f", within {done.difference:.0e} of the model's largest output"

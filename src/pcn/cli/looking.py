@@ -17,9 +17,10 @@ from pcn.cli.command import WrongUsageError
 from pcn.cli.screen import Screen
 from pcn.cli.settings_flags import LOOK, NETWORK, STEP, add_some_settings
 from pcn.cli.subject import Subject, add_subject
+from pcn.cli.wording import advising_flags, check_plain
 from pcn.errors import FileError, suggest
 from pcn.layers import unwrap
-from pcn.plan import Plan, check_untransformed
+from pcn.plan import Plan
 from pcn.planner.measured import Measured
 from pcn.planning import make_plan
 from pcn.statistics import Statistics, analyze
@@ -56,16 +57,16 @@ class Looked:
 
 def look(arguments: argparse.Namespace, subject: Subject, screen: Screen, *, gradients: bool = False) -> Looked:
     """Measure what the layers read, with gradients where these or the settings' basis need them, or read a file."""
-    check_untransformed(subject.model)
+    check_plain(arguments, subject)
     if arguments.stats is not None:
         return Looked(_saved(arguments.stats, subject))
     config = pcn_config(subject.settings)
     batches = read_batches(arguments, subject)
     warn_of_noise(arguments, screen)
-    measured = _costs(subject, batches)  # a budget that cannot be met is refused before anything else is done
     options = analysis_options(subject.settings, config) | {"max_rank": arguments.max_rank, "exclude": config.exclude}
     options["gradients"] |= gradients
-    with screen.progress(len(batches), "looking") as bar:
+    with advising_flags(arguments, subject), screen.progress(len(batches), "looking") as bar:
+        measured = _costs(subject, batches)  # a budget that cannot be met is refused before anything else is done
         watched = _Watched(batches, lambda done: bar.update(bar.task_ids[0], completed=done))
         return Looked(analyze(subject.model, watched, **options), batches, measured)
 
