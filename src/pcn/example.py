@@ -96,7 +96,15 @@ class Example:
     @property
     def samples(self) -> int:
         """How many samples there are: the first size of the first tensor."""
-        return next((leaf.shape[0] for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor) and leaf.ndim), 0)
+        return next(self._sizes(), 0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is a tensor of samples with none in it."""
+        return next(self._sizes(), None) == 0
+
+    def _sizes(self) -> Iterator[int]:
+        return (leaf.shape[0] for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor) and leaf.ndim)
 
     def with_samples(self, count: int) -> Example:
         """The same call with another number of samples, repeated where there are too few.

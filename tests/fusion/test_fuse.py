@@ -351,6 +351,9 @@ def test_wrong_names_and_forms_are_refused() -> None:
         fuse_(model, batch, forms={"first.conv9": "folded"})
     with pytest.raises(pcn.ConfigError, match=r"'melted' .* choose one of fused, factored, folded"):
         fuse_(model, batch, forms={"first.conv1": "melted"})  # type: ignore[dict-item]
+    for forms in (None, ["folded"]):
+        with pytest.raises(pcn.ConfigError, match="give one of fused, factored, folded, or a mapping"):
+            fuse_(model, batch, forms=forms)  # type: ignore[arg-type]
 
 
 def test_single_rows_are_refused_as_by_stock_layers() -> None:

@@ -47,6 +47,12 @@ def test_they_are_the_average_over_the_batches(sizes: list[int], momentum: float
         model.train()
 
 
+def test_a_batch_without_samples_does_not_count() -> None:
+    model, batch = nn.Sequential(nn.BatchNorm1d(2)), torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+    assert pcn.recalibrate_(model, [torch.zeros(0, 2), batch]) == 1
+    assert model[0].running_mean.tolist() == [1.0, 2.0]
+
+
 def test_eval_mode_changes_and_train_mode_does_not() -> None:
     model, x = convolutional(), images(0)[0]
     outputs = []

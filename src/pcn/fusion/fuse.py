@@ -104,6 +104,8 @@ def _become(module: nn.Module, classes: Mapping[type[nn.Module], type[nn.Module]
 
 def _forms(model: nn.Module, given: Mapping[str, Form] | Form) -> dict[str, Form]:
     """The form of every layer that can have one."""
+    if not isinstance(given, str | Mapping):
+        raise ConfigError(f"forms={given!r}: give one of {', '.join(FORMS)}, or a mapping from layers' names to these")
     known = [name for name, module in model.named_modules() if isinstance(module, PCModule)]
     asked = dict.fromkeys(known, given) if isinstance(given, str) else dict(given)
     for name, form in asked.items():

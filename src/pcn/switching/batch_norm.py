@@ -29,7 +29,7 @@ def recalibrate_(
     *,
     group: ProcessGroup | None = None,
 ) -> int:
-    """Measure the running means and variances of every batch norm anew, each batch counting the same.
+    """Measure the running means and variances of every batch norm anew, each batch with samples counting the same.
 
     Everything but batch norm runs in eval mode, so that no dropout is in the way. Returns the number of batches (0 for
     a model without running statistics, which no batch goes through); on an error everything is as before. With a
@@ -68,6 +68,8 @@ def _measure(
     with untouched(model), _measuring(norms):
         for batch in checked_batches(batches):
             example = Example.of(batch, forward, device_of(model))
+            if example.is_empty:  # batch norm would count it with a mean of zero
+                continue
             with saying_which(f"batch {count}", example):
                 example.call(model)
             count += 1
