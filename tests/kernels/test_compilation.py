@@ -29,10 +29,12 @@ SIZES = {"width": 64, "rank": 16, "ROWS": 32, "COLUMNS": 64, "DIRECTIONS": 16, "
 IMAGES = Geometry(32, 32, channels=16, filters=64, kernel_height=3, kernel_width=3, stride=1, padding=1)
 TILES = {"ROWS": 64, "DEPTH": 128, "REST": 16, "BANDS": 4, "STAGES": 2, "NEAR": False, "EVEN": True}
 CONV = IMAGES._asdict() | {"out_height": 32, "out_width": 32, "weight": "*bf16"} | TILES
+PARTS = {"width": 300, "CENTRE": False, "EMIT": False, "TURNED": False}
 KERNELS = {
-    "forward": (norm_kernel.pcn_norm, {"CENTRE": True, "EMIT": True, "TURNED": False}),
-    "forward in parts": (norm_kernel.pcn_norm, {"width": 300, "CENTRE": False, "EMIT": False, "TURNED": False}),
-    "forward, turned": (norm_kernel.pcn_norm, {"CENTRE": True, "EMIT": True, "TURNED": True, "DIRECTIONS": 64}),
+    "forward": (norm_kernel.pcn_norm, {"CENTRE": True, "EMIT": True, "TURNED": False, "FLAT": False}),
+    "forward in parts": (norm_kernel.pcn_norm, PARTS | {"FLAT": False}),
+    "forward in parts, one loop": (norm_kernel.pcn_norm, PARTS | {"FLAT": True}),
+    "forward, turned": (norm_kernel.pcn_norm, {"CENTRE": True, "EMIT": True, "FLAT": False, "DIRECTIONS": 64}),
     "sums": (norm_backward_kernel.pcn_norm_sums, {"MASK": 2, "WRITE": True, "TURNED": False}),
     "sums, turned": (norm_backward_kernel.pcn_norm_sums, {"MASK": 1, "WRITE": True, "ROWS": 64}),
     "gradients": (norm_backward_kernel.pcn_norm_gradients, {"TURNED": False}),
@@ -79,7 +81,7 @@ def test_patches_are_copied_to_the_chip_while_others_are_multiplied() -> None:
 
 
 def test_rows_that_are_the_right_factor_leave_room_for_more_threads(tmp_path: Path) -> None:
-    sizes = {"width": 128, "rank": 32, "ROWS": 32, "COLUMNS": 128, "CENTRE": False, "EMIT": True}
+    sizes = {"width": 128, "rank": 32, "ROWS": 32, "COLUMNS": 128, "CENTRE": False, "FLAT": False}
     left, right = (
         resources(compile_for_hopper(norm_kernel.pcn_norm, sizes | more).asm["cubin"], tmp_path)["REG"]
         for more in ({"TURNED": False, "DIRECTIONS": 32}, {"TURNED": True, "DIRECTIONS": 64})

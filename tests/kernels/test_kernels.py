@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels import interpreted
-from kernels.conftest import ON_GPU
+from kernels.conftest import CUDA, ON_GPU
 from pcn.kernels import reference
 from pcn.kernels.launch import CHOICES, Launch
 from pcn.kernels.reference import Norm
@@ -83,10 +83,12 @@ def test_every_launch_computes_the_same(call: Run, shape: tuple[int, int, int]) 
     assert expected is not None
     found = call(interpreted.every_launch, "norm_project", rows, added, *norm, basis, None, True, True, True)
     alone = call(interpreted.every_launch, "norm_project", rows, None, *norm, None, None, True, True, True)
-    wider, deeper, turned = 4 * (shape[1] > 128 > shape[2]), 3 * (shape[2] > 128), 6 * (shape[2] <= 128)
-    per_processor = 7 * rows.is_cuda
-    assert len(found) == 6 + wider + deeper + turned + per_processor
-    assert len(alone) == 8 + per_processor
+    from pcn.kernels.norm_kernel import MORE_OR_LESS, _candidates
+
+    launches, spread = _candidates(*shape[1:], added=True), len(MORE_OR_LESS) * CUDA
+    assert any(launch.turned for launch in launches) == (shape[2] <= 128)
+    assert any(launch.flat for launch in launches) == (shape[1] > 128)
+    assert (len(found), len(alone)) == (len(launches) + spread, 8 + spread)
     for y, projected in found:
         close(y, expected_y, dtype)
         close(projected, expected, dtype)

@@ -28,9 +28,9 @@ class Launch:
     """One way to run a kernel: rows and columns of a tile, warps of a program, stages of its loads.
 
     There may be more to choose: programs of one processor and directions that are multiplied at once (0 for the usual
-    number), whether rows are the right factor of a product and not the left one, and for convolutions how much of a
-    patch is multiplied at once, whether a weight stays on the chip, whether patches are read by way of L1, and whether
-    products are shifted in place of them.
+    number), whether rows are the right factor of a product and not the left one, whether the loops over tiles and over
+    their parts are one, and for convolutions how much of a patch is multiplied at once, whether a weight stays on the
+    chip, whether patches are read by way of L1, and whether products are shifted in place of them.
     """
 
     rows: int
@@ -43,6 +43,7 @@ class Launch:
     near: bool = False
     shifted: bool = False
     turned: bool = False
+    flat: bool = False
 
 
 STOCK = Launch(rows=0, columns=0, warps=0, stages=0)  # none of our kernels: what PyTorch has for the same

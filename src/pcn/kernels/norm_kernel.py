@@ -67,7 +67,7 @@ def norm_project(
             rows, *tensors, count, tiles, width, rank, NORM=norm is not None, ADDED=added is not None, RELU=relu,
             EMIT=emit, PROJECT=basis is not None, CENTRE=centre is not None, PRECISION=precision(basis),
             ROWS=launch.rows, COLUMNS=launch.columns, DIRECTIONS=directions, STAGES=launch.stages,
-            TURNED=launch.turned, num_warps=launch.warps,
+            TURNED=launch.turned, FLAT=launch.flat, num_warps=launch.warps,
         )  # fmt: skip
 
     flags = f"{norm is not None} {added is not None} {emit} {relu} {centre is not None}"
@@ -79,10 +79,12 @@ def norm_project(
 def _candidates(width: int, rank: int, added: bool) -> list[Launch]:
     columns, wide = (column_tile(width, rank_tile(rank), most) for most in (LARGEST_BASIS, WIDER_BASIS))
     sizes = TILES[1:] + TILES[:1] if added else TILES  # two tensors to read: smaller tiles first
-    wider = tiles_of(WIDER, wide) if wide > columns else []
     if not rank:
         return tiles_of(sizes + PLAIN, columns)
-    return tiles_of(sizes, columns) + wider + deep_tiles(DEEP, rank) + _turned(width, rank)
+    found = tiles_of(sizes, columns) + (tiles_of(WIDER, wide) if wide > columns else []) + deep_tiles(DEEP, rank)
+    # Where rows are read in parts, two loops can be one: what is read ahead does not end with a tile.
+    flat = [replace(launch, flat=True) for launch in found if launch.columns < width]
+    return found + flat + _turned(width, rank)
 
 
 def _turned(width: int, rank: int) -> list[Launch]:
@@ -98,14 +100,14 @@ def pcn_norm(
     width: tl.constexpr, rank: tl.constexpr,
     NORM: tl.constexpr, ADDED: tl.constexpr, RELU: tl.constexpr, EMIT: tl.constexpr, PROJECT: tl.constexpr,
     CENTRE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DIRECTIONS: tl.constexpr, STAGES: tl.constexpr, TURNED: tl.constexpr,
+    DIRECTIONS: tl.constexpr, STAGES: tl.constexpr, TURNED: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
     direction = tl.program_id(0) * DIRECTIONS + tl.arange(0, DIRECTIONS)
     local = tl.arange(0, ROWS)
     if width <= COLUMNS:  # what all tiles need is read once
         scale, shift, middle = _affine(weight, bias, mean, inverse_std, 0, width, NORM, COLUMNS)
         part, zero = _directions(basis, centre, 0, direction, width, rank, PROJECT, CENTRE, COLUMNS)
-    for tile in tl.range(tl.program_id(1).to(tl.int64), tiles, tl.num_programs(1), num_stages=STAGES):
+    for tile in tl.range(tl.program_id(1).to(tl.int64), tiles, tl.num_programs(1), num_stages=STAGES, flatten=FLAT):
         row_inside = (local < count - tile * ROWS)[:, None]
         start_at = offset_of(tile * ROWS, width)
         product = tl.zeros((DIRECTIONS, ROWS) if TURNED else (ROWS, DIRECTIONS), tl.float32)
