@@ -76,7 +76,7 @@ For `at=`: a number of epochs, or one of these. Any object with a method `due(pr
 # What the code has no room to say beside the field.
 BESIDE = {
     ("Switch", "model"): "the model, or its DistributedDataParallel or compiled wrapper",
-    ("Switch", "optimizer"): "the optimizer that trains it; None where there is none",
+    ("Switch", "optimizer"): "the optimizer that trains it, or a list of all that do; None where there is none",
     ("Switch", "config"): "what every layer keeps; None for the defaults",
     ("Switch", "at"): "[when](#when-to-switch)",
     ("Switch", "forward"): "`forward(model, batch)`, where batches are not tensors, mappings or (inputs, targets)",
@@ -91,10 +91,10 @@ BESIDE = {
     ("LayerRule", "order"): "None: that of the configuration",
     ("Switch", "params"): "short for `config=Budget(params=...)`",
     ("Switch", "fade"): "steps over which what the cut takes away fades first; needs `after_step` after each of them",
-    ("Budget", "params"): "trained parameters: a number, or a fraction of what the model trains now",
+    ("Budget", "params"): 'trained parameters: a number (1 is one), or a fraction of now (1.0 and `"100%"` are all)',
     ("Budget", "flops"): "operations of linear and convolutional layers per sample, likewise",
-    ("Budget", "step_ms"): "milliseconds of a training step, forward and back, or a fraction of what it takes now",
-    ("Budget", "memory_mib"): "MiB of weights, gradients, optimizer state and activations in training, likewise",
+    ("Budget", "step_ms"): 'milliseconds of a training step (5, `"0.5 ms"`), or a fraction of now (0.5, `"50%"`)',
+    ("Budget", "memory_mib"): 'MiB that training holds (5, `"0.5 MiB"`), or a fraction of now (0.5, `"50%"`)',
     ("Switch", "measured"): "costs from `pcn.measure_costs`, for a budget of time or memory",
     ("Budget", "config"): "which layers may change, and all options; layers with a rule of their own keep to it",
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from pcn import models
 from pcn.cost import Cost, count, flops_per_sample
@@ -61,6 +61,40 @@ def test_flops_of_a_convolution(groups: int, inputs: int, outputs: int, kernel: 
     images = torch.ones(batch, groups * inputs, 6, 5)
     positions = layer(images)[0, 0].numel()
     assert flops_per_sample(layer, images) == 2 * positions * groups * outputs * inputs * kernel**2
+
+
+class Queries(nn.Module):
+    """Learned queries that attend to each other, then to the input, beside a product of weights and a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(5, 8))
+        self.left, self.right = nn.Parameter(torch.randn(8, 4)), nn.Parameter(torch.randn(4, 8))
+        self.read = nn.Linear(8, 8)
+        self.register_buffer("cache", torch.zeros(64, 7, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries = self.queries.expand(len(x), -1, -1)
+        queries = queries @ queries.mT @ queries  # for every sample: 2 * (5 * 5 * 8) * 2
+        self.cache[: len(x)] = self.read(x)  # 2 * 7 * 8 * 8
+        seen = self.cache[: len(x)] @ (self.left @ self.right)  # 2 * 7 * 8 * 8, and a product that is the same for all
+        state = self.left.new_zeros(len(x), 8) @ self.left  # 2 * 8 * 4
+        return queries @ seen.mT + state.sum()  # 2 * 5 * 7 * 8
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 32))
+def test_what_is_computed_once_is_not_counted_and_what_every_sample_takes_is(batch: int) -> None:
+    each = 2 * (2 * 5 * 5 * 8 + 2 * 7 * 8 * 8 + 8 * 4 + 5 * 7 * 8)
+    assert flops_per_sample(Queries(), torch.ones(batch, 7, 8)) == each
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 9))
+def test_samples_that_meet_each_other_take_more_the_more_there_are(batch: int) -> None:
+    layer = nn.Linear(6, 4)
+    counted = flops_per_sample(layer, torch.ones(batch, 6), forward=lambda model, x: model(x) @ model(x).T)
+    assert counted == 2 * 2 * 6 * 4 + 2 * 4 * batch
 
 
 def test_flops_of_resnet50_are_the_known_four_billion_multiply_adds() -> None:

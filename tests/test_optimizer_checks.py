@@ -111,7 +111,9 @@ def test_an_optimizer_from_before_folding_is_told_from_a_strangers() -> None:
     optimizer = AdamW(model.parameters())
     pcn.compress_(model, [vectors()], SMALL, optimizer=optimizer)
     pcn.fold_(model)
-    with pytest.raises(pcn.PlanError, match=r"none of .*6 are not in this model.*fold_\(model, optimizer=\.\.\.\)"):
+    with pytest.raises(
+        pcn.PlanError, match=r"none of .*6 of those .* are not in this model.*fold_\(model, optimizer=\.\.\.\)"
+    ):
         pcn.compress_(model, [vectors()], SMALL, optimizer=optimizer)
     assert pcn.get_plan(model) is None
     with pytest.raises(pcn.PlanError, match="none of the parameters"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -371,3 +372,26 @@ def test_the_papers_conv4_on_an_empty_model() -> None:
         model = conv4()
     plan = make_plan(model, None, keeping(conv1=40, conv2=50), example=torch.ones(1, 3, 32, 32))
     assert plan.layers["conv3"].kept_inputs == 50
+
+
+class Cache:
+    """What a decoder remembers, in a type that torch.export does not know."""
+
+
+class Decoder(nn.Module):
+    def __init__(self, use_cache: bool) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=use_cache)
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Cache | None]:
+        return self.second(self.first(x).relu()), Cache() if self.config.use_cache else None
+
+
+def test_a_cache_that_stands_in_the_way_of_tracing_is_pointed_out() -> None:
+    for use_cache in (True, False):
+        model, x = Decoder(use_cache), torch.randn(40, 6)
+        plan = make_plan(model, analyze(model, [x]), PCNConfig(rank=0.5, keep_outputs=0.5, skip_larger=False))
+        said = plan.layers["first"].output_reason or ""
+        assert ("use_cache=False in the model's configuration helps" in said) == use_cache
+        assert (plan.layers["first"].kept_outputs == 8) == use_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,21 @@ def test_the_numbers_are_those_of_the_applied_plan_and_the_model_is_untouched(ke
         assert (size.trainable, size.stored) == (cost.trainable, cost.total)
         assert size.flops_per_sample == flops_per_sample(applied, batch)
     assert [what for what, _, _ in promised.rows()] == ["trained parameters", "stored parameters", "FLOPs per sample"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"output_rank": 0.5}, {"keep_outputs": 0.75}, {"train_basis": True}],
+    ids=lambda options: "".join(options),
+)
+def test_operations_are_those_of_the_plan_whatever_the_batch(options: dict[str, Any]) -> None:
+    model = conv_net()
+    config = pcn.PCNConfig(rank=0.5, skip_larger=False, **options)
+    plan = pcn.make_plan(model, None, config, example=images(2))
+    sides = [sum(getattr(layer, side) for layer in plan.layers.values()) for side in ("flops_before", "flops_after")]
+    for batch in (1, 2, 7):
+        promised = prospect(model, plan, Example.of(images(batch)))
+        assert [promised.before.flops_per_sample, promised.after.flops_per_sample] == sides
 
 
 def test_without_a_call_the_operations_are_not_known() -> None:

@@ -57,6 +57,17 @@ def test_so_does_one_whose_model_cannot_be_traced() -> None:
         pcn.Switch(Branching(), None, pcn.Budget(flops=0.5), example=vectors(4))
 
 
+def test_so_does_a_plan_of_it() -> None:
+    model = Branching()
+    stats = pcn.analyze(model, [vectors()])
+    for ask in (pcn.make_plan, pcn.fit_budget):
+        with pytest.raises(pcn.ConfigError, match=r"graph, which could not be traced: give params; torch.*: \w+: \w+"):
+            ask(model, stats, pcn.Budget(flops=0.5))
+    stats.example = None
+    with pytest.raises(pcn.ConfigError, match=r"needs the model's graph: .* how the model is called is unknown"):
+        pcn.make_plan(model, stats, pcn.Budget(flops=0.5))
+
+
 def test_layers_with_rules_of_their_own_may_cost_nothing() -> None:
     model, example = conv_net(), Example.of(images(2))
     for unit in ("params", "flops"):

@@ -34,7 +34,7 @@ def compress_(
     ``params``, ``flops``, ``step_ms`` and ``memory_mib`` are a budget (:class:`pcn.Budget`, which can be given whole in
     place of the configuration): ranks are then chosen to fit it, and in a model that stands in train mode batch norm
     counts as it does there, unless ``mode`` says otherwise (see :func:`pcn.analyze`). The optimizer, when given, goes
-    on with the new parameters.
+    on with the new parameters; where several train the model, give a list of all.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5))

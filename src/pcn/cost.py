@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
+from pcn.constants import Constants
 from pcn.errors import ConfigError
 from pcn.example import AsModule, Example, Forward
 from pcn.layers import unwrap
@@ -50,8 +51,9 @@ def _stored(module: nn.Module) -> int:
 def flops_per_sample(model: nn.Module, batch: Any, *, forward: Forward | None = None) -> float:
     """Count the floating-point operations of one forward pass, a multiply-add being two, per sample of the batch.
 
-    Matrix products, convolutions and attention are counted, as ``torch.utils.flop_counter`` does. The batch reaches
-    the model by the rules of :func:`pcn.analyze`. Nothing is computed: the model may be on the meta device.
+    Matrix products, convolutions and attention are counted, as ``torch.utils.flop_counter`` does, but not those of
+    parameters and buffers alone: they happen once, however many samples there are. The batch reaches the model by the
+    rules of :func:`pcn.analyze`. Nothing is computed: the model may be on the meta device.
 
     >>> flops_per_sample(nn.Linear(3, 2), torch.ones(5, 3))
     12.0
@@ -60,11 +62,12 @@ def flops_per_sample(model: nn.Module, batch: Any, *, forward: Forward | None = 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     call = AsModule(unwrap(model), example)
     # Fake copies of parameters and buffers take what the pass writes, batch norm's counter for one.
-    state = tree_map_only(Tensor, mode.from_tensor, {**dict(call.named_parameters()), **dict(call.named_buffers())})
+    held = {**dict(call.named_parameters()), **dict(call.named_buffers())}
+    state: dict[str, Tensor] = {name: mode.from_tensor(tensor.detach()) for name, tensor in held.items()}
     inputs = tree_map_only(Tensor, mode.from_tensor, example.inputs)
-    with torch.no_grad(), mode, FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), mode, FlopCounterMode(display=False) as counter, Constants(state.values(), counter) as once:
         functional_call(call, state, (inputs,))
-    return float(counter.get_total_flops()) / _samples(example.inputs)
+    return float(counter.get_total_flops() - once.flops) / _samples(example.inputs)
 
 
 def _samples(inputs: Any) -> int:

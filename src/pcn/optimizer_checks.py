@@ -106,6 +106,6 @@ def _strangers(held: set[int], model: nn.Module) -> str:
     if not count:
         return ""
     return (
-        f" (of those that it holds, {count} are not in this model: an optimizer goes along with a model that is folded "
-        "only by pcn.fold_(model, optimizer=...), and has to be made anew otherwise)"
+        f"; {count} of those that it holds are not in this model: after pcn.fold_, make a new optimizer, or have it "
+        "come along, as in pcn.fold_(model, optimizer=...)"
     )

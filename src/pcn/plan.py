@@ -196,8 +196,9 @@ class Plan:
     ) -> Plan:
         """Change the model in place to what the plan says, all or nothing, and return the plan.
 
-        The optimizer keeps its groups and gets the new parameters with their history; an averaged copy (``ema``)
-        follows. The state of optimizers other than SGD, Adam and AdamW starts afresh with a warning, or is refused
+        The optimizer, or each in a list of all that train the model, keeps its groups and gets the new parameters with
+        their history; an averaged copy (``ema``) follows. That the state of optimizers other than SGD, Adam and AdamW
+        starts afresh, or that a trainable parameter which is replaced is in none of them, is warned of, or refused
         when ``strict``.
         """
         from pcn.bases import find_bases

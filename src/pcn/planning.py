@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pcn.budget import Budget
     from pcn.planner.measured import Measured
 
+UNCALLED = "how the model is called is unknown; give example= to trace it"
+
 
 def make_plan(
     model: nn.Module,
@@ -76,7 +78,7 @@ def make_plan(
     layers, left_alone = rank_layers(found, stats, config, graph)
     requests = _requests(config, layers)
     if requests and (graph is None or example is None):
-        why = tracing_error or "how the model is called is unknown; give example= to trace it"
+        why = tracing_error or UNCALLED
         layers = _without_graph(layers, requests, why)
         requests = []
     plan = Plan(_with_graph(layers, graph, example), left_alone=left_alone)

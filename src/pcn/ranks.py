@@ -151,7 +151,7 @@ def _note(rule: RankRule, spectrum: SpectrumLike) -> str | None:
     """Say when a rule finds nothing to keep: the spectrum counts one direction all the same."""
     if isinstance(spectrum, Spectrum) and isinstance(rule, Threshold | ExplainedVariance):
         variance = rule.variance if isinstance(rule, Threshold) else 0.0
-        if float(spectrum.leading(1)[0].max()) <= variance:
+        if spectrum.largest() <= variance:
             return f"no direction has a variance above {variance:g}: one is kept"
     return None
 

@@ -14,8 +14,8 @@ from pcn.layers import canonical_weight, unwrap
 from pcn.plan import LayerPlan, Plan
 from pcn.planner.allocation import Room
 from pcn.planner.measured import Measured
-from pcn.planner.prices import Prices
-from pcn.planner.units import Costs
+from pcn.planner.prices import NOTHING, Prices
+from pcn.planner.units import MEASURED, Costs
 from pcn.planning import make_plan
 
 
@@ -26,11 +26,7 @@ def check_reachable(
 
     Operations are known where there is an example, on which the model is traced.
     """
-    plan, now, least = _counted(unwrap(model), budget, example)
-    if measured is not None:
-        whole, lowest = measured.whole, measured.least
-        now |= {"step_ms": whole.time_ns, "memory_mib": whole.memory_bytes}
-        least |= {"step_ms": lowest.time_ns, "memory_mib": lowest.memory_bytes}
+    plan, now, least = _counted(unwrap(model), budget, measured, example)
     limits = {unit: limit for unit in now if (limit := budget.limit(unit, now[unit])) is not None}
     room = Room(limits, now=now)
     if not plan.transformed and not room.holds(least):
@@ -40,13 +36,15 @@ def check_reachable(
     room.check_holds(least)
 
 
-def _counted(model: nn.Module, budget: Budget, example: Example | None) -> tuple[Plan, dict[str, int], dict[str, int]]:
-    """Which layers could change, what a model takes now of what a budget counts, and with each at its lowest rank."""
-    graph = None if budget.flops is None or example is None else _traced(model, example)
-    units = tuple(unit for unit in budget.units if unit == "params" or (unit == "flops" and graph is not None))
+def _counted(
+    model: nn.Module, budget: Budget, measured: Measured | None, example: Example | None
+) -> tuple[Plan, dict[str, int], dict[str, int]]:
+    """Which layers could change, what a model takes now of what is known, and with every layer at its lowest rank."""
+    graph = None if budget.flops is None or example is None else traced(model, example)
+    known = {"params": True, "flops": graph is not None} | dict.fromkeys(MEASURED, measured is not None)
     config = replace(budget.config, rank=1.0, layers={}, skip_larger=False)
     plan = make_plan(model, None, config, graph=graph, example=None if graph is None else example)
-    prices = Prices(units)
+    prices = Prices(tuple(unit for unit in budget.units if known[unit]), measured or NOTHING)
     now, least = (dict(prices.now(model, plan)) for _ in range(2))
     for layer in plan.transformed:
         if canonical_weight(model.get_submodule(layer.name)).requires_grad:
@@ -55,7 +53,7 @@ def _counted(model: nn.Module, budget: Budget, example: Example | None) -> tuple
     return plan, now, least
 
 
-def _traced(model: nn.Module, example: Example) -> ChannelGraph:
+def traced(model: nn.Module, example: Example) -> ChannelGraph:
     """The graph of a model, which a budget of operations cannot do without."""
     try:
         return trace(model, example)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,24 +15,27 @@ from pcn.keep import Wiring
 from pcn.plan import LayerPlan, Plan
 
 HALVINGS = 40  # of the interval in which the common factor is searched
+NAMED = 3  # layers that a message names
 
 
 def suggest_widths(plan: Plan, graph: ChannelGraph) -> dict[str, int]:
     """Return outputs for every layer so that a plain network of these widths trains about as much as the plan's.
 
     Channels that belong together get one width: in proportion to the share of directions that the layers which read
-    them keep, large layers counting more, and never more than they have. Channels that must stay, stay.
+    them keep, large layers counting more, and never more than they have. Channels that must stay, stay; when they leave
+    nothing of the plan's size to the others, that is an error.
     """
     wiring = wiring_of(plan, graph)
     groups = _groups(plan, graph, wiring)
-    low, high = 0.0, 1.0 / min((group.share for group in groups), default=1.0)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if _trained(plan, wiring, _kept(groups, middle, graph.class_count)) <= plan.trainable_after:
-            low = middle
-        else:
-            high = middle
-    kept = _kept(groups, low, graph.class_count)
+
+    def trained(counts: Sequence[int]) -> float:
+        return _trained(plan, wiring, _kept(groups, counts, graph.class_count))
+
+    least = [group.kept(_smallest(groups)) for group in groups]
+    if trained(least) > plan.trainable_after:
+        raise ConfigError(_too_small(plan, graph, wiring, groups, round(trained(least))))
+    counts = _largest(groups, lambda counts: trained(counts) <= plan.trainable_after)
+    kept = _kept(groups, counts, graph.class_count)
     return {name: round(float(kept[classes].sum())) for name, classes in wiring.outputs.items()}
 
 
@@ -69,10 +72,49 @@ class _Group:
     classes: Tensor
     share: float
 
-    def kept(self, factor: float) -> float:
-        """The share of its channels that is kept when every wish is multiplied by a factor."""
-        size = len(self.classes)
-        return min(max(1, round(factor * self.share * size)), size) / size
+    def kept(self, factor: float) -> int:
+        """How many of its channels are kept when every wish is multiplied by a factor."""
+        return min(round(factor * self.share * len(self.classes)), len(self.classes))
+
+
+def _smallest(groups: Sequence[_Group]) -> float:
+    """The factor above which every group keeps a channel, and no single one where the plan keeps more directions."""
+    wishes = [group.share * len(group.classes) for group in groups]
+    return max(((0.501 if wish < 1.5 else 1.501) / wish for wish in wishes), default=0.0)
+
+
+def _largest(groups: Sequence[_Group], fits: Callable[[Sequence[int]], bool]) -> list[int]:
+    """The most channels of the groups that fit: all in proportion, then one more wherever that fits too."""
+    low, high = _smallest(groups), 1.0 / min((group.share for group in groups), default=1.0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if fits([group.kept(middle) for group in groups]):
+            low = middle
+        else:
+            high = middle
+    counts = [group.kept(low) for group in groups]
+    for index, group in enumerate(groups):
+        more = [*counts[:index], counts[index] + 1, *counts[index + 1 :]]
+        if more[index] <= len(group.classes) and fits(more):
+            counts = more
+    return counts
+
+
+def _too_small(plan: Plan, graph: ChannelGraph, wiring: Wiring, groups: Sequence[_Group], least: int) -> str:
+    """Say which channels leave nothing to the others, and which size would do."""
+    fixed = _kept(groups, [0] * len(groups), graph.class_count)
+    taken = {name: _plain(plan.layers[name], wiring, fixed) for name in wiring.outputs}
+    held = [name for name in sorted(taken, key=lambda name: -taken[name]) if fixed[wiring.outputs[name]].any()]
+    why = (f"{name!r} ({_reason(graph, wiring.outputs[name])})" for name in held[:NAMED])
+    return (
+        f"a plain network cannot be as small as this plan, which trains {plan.trainable_after:,}: channels that must "
+        f"stay take {round(_trained(plan, wiring, fixed)):,}, most of them in {', '.join(why)}, and with the others in "
+        f"proportion it is at least {least:,}: give the plan as much, by a larger budget or higher ranks"
+    )
+
+
+def _reason(graph: ChannelGraph, classes: Tensor) -> str:
+    return next((graph.pinned[cls] for cls in classes.tolist() if cls in graph.pinned), "no layer reads them")
 
 
 def _groups(plan: Plan, graph: ChannelGraph, wiring: Wiring) -> list[_Group]:
@@ -100,11 +142,11 @@ def coupled(wiring: Wiring) -> list[set[int]]:
     return sets
 
 
-def _kept(groups: list[_Group], factor: float, classes: int) -> Tensor:
+def _kept(groups: Sequence[_Group], counts: Sequence[int], classes: int) -> Tensor:
     """For every class, the share of its group that is kept."""
     kept = torch.ones(classes, dtype=torch.float64)
-    for group in groups:
-        kept[group.classes] = group.kept(factor)
+    for group, count in zip(groups, counts, strict=True):
+        kept[group.classes] = count / len(group.classes)
     return kept
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +22,10 @@ from pcn.planner.measured import Measured
 from pcn.planner.measuring import measure_costs
 from pcn.planner.options import Option
 from pcn.planner.prices import taken_off
-from pcn.planner.question import Known, Question
+from pcn.planner.question import Question
 from pcn.planner.units import amounts
-from pcn.planning import make_plan
-from pcn.reachable import check_reachable
+from pcn.planning import UNCALLED, make_plan
+from pcn.reachable import check_reachable, traced
 from pcn.statistics import Statistics
 
 WHITENED = 1.0  # how far directions are preconditioned where nobody says; docs/comparison.md has the trials
@@ -54,7 +53,7 @@ def fit_budget(
             "a configuration cannot say which channels go: make_plan(model, stats, budget) gives the plan"
         )
     check_reachable(model, budget)
-    graph = graph or _traced(model, stats)
+    graph = graph or _graph(model, stats.example, budget)[0]
     measured = measured or _measured(model, stats.example, budget)
     question = Question.of(model, stats, budget, graph, measured)
     return _as_config(budget, question.answer(question.known(stats, batches)))
@@ -72,10 +71,17 @@ def plan_within(
 ) -> Plan:
     """Make the plan for a budget; the note of every layer says what more rank would have bought."""
     check_reachable(model, budget)
-    graph = graph or _traced(model, stats)
-    measured = measured or _measured(model, stats.example if example is None else example, budget)
+    example = _as_example(model, stats.example if example is None else example)
+    graph, untraced = (graph, UNCALLED) if graph is not None else _graph(model, example, budget)
+    measured = measured or _measured(model, example, budget)
     question = Question.of(model, stats, budget, graph, measured)
-    answer = _answer(question, question.known(stats, batches), stats, graph, example)
+    known = question.known(stats, batches)
+    if not budget.drop_channels:
+        answer = Answer(question.answer(known))
+    elif graph is None or example is None:
+        answer = Answer(question.answer(known), reasons=dict.fromkeys(question.names, untraced))
+    else:
+        answer = with_channels(question, known, stats, graph, example)
     plan = make_plan(model, stats, _as_config(budget, answer.served), graph=graph, example=example)
     if answer.dropped is not None and graph is not None:
         plan = without_classes(plan, graph, answer.dropped, {})
@@ -87,13 +93,8 @@ def plan_within(
     return replace(plan, layers=layers, usage=usage)
 
 
-def _answer(question: Question, known: Known, stats: Statistics, graph: ChannelGraph | None, example: Any) -> Answer:
-    """Ranks, with channels where the budget says so."""
-    if not question.budget.drop_channels:
-        return Answer(question.answer(known))
-    if example is not None and not isinstance(example, Example):
-        example = Example.of(example, device=device_of(question.model))
-    return with_channels(question, known, stats, graph, example or stats.example)
+def _as_example(model: nn.Module, example: Any) -> Example | None:
+    return example if example is None or isinstance(example, Example) else Example.of(example, device=device_of(model))
 
 
 def _as_config(budget: Budget, served: dict[str, Served]) -> PCNConfig:
@@ -107,10 +108,16 @@ def _as_config(budget: Budget, served: dict[str, Served]) -> PCNConfig:
     return replace(config, rank=None, output_rank=None, precondition=power, layers=layers)
 
 
-def _traced(model: nn.Module, stats: Statistics) -> ChannelGraph | None:
-    with suppress(TraceError):
-        return None if stats.example is None else trace(unwrap(model), stats.example)
-    return None
+def _graph(model: nn.Module, example: Example | None, budget: Budget) -> tuple[ChannelGraph | None, str]:
+    """The model's graph, or why there is none; a budget of operations is refused without it."""
+    if example is None:
+        return None, UNCALLED
+    if budget.flops is not None:
+        return traced(unwrap(model), example), ""
+    try:
+        return trace(unwrap(model), example), ""
+    except TraceError as error:
+        return None, str(error)
 
 
 def _measured(model: nn.Module, example: Any, budget: Budget) -> Measured | None:

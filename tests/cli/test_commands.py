@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -264,11 +265,37 @@ def test_what_cannot_be_done_is_said_in_one_line(capsys: pytest.CaptureFixture[s
     assert "give batches in place of --stats" in refused(capsys, "plan", *MLP, *worth, code=2)
     wider = ("--model", "small:Mlp", "--model-options", "width=65", "--stats", "stats.safetensors")
     assert "'fc1' has another shape" in refused(capsys, "plan", *wider, "--rank", "3")
+    assert "carries no plan" in refused(capsys, "export", *LOOK, "--to", "folded", "--out", "x.safetensors")
+
+
+def test_what_was_cut_already_is_cut_anew_as_the_error_says(capsys: pytest.CaptureFixture[str]) -> None:
+    trained()
     assert main(["compress", *LOOK, "--rank", "8", "--out", "small"]) == 0
     capsys.readouterr()
-    again = ("--model", "small:Mlp", "--model-options", "width=64", "--weights", "small", "--inputs", "inputs.npy")
-    assert "transformed already" in refused(capsys, "compress", *again, "--rank", "4", "--out", "smaller")
-    assert "carries no plan" in refused(capsys, "export", *LOOK, "--to", "folded", "--out", "x.safetensors")
+    mlp = ("--model", "small:Mlp", "--model-options", "width=64")
+    for command in (("analyze",), ("plan",), ("compress", "--out", "smaller")):
+        said = refused(capsys, *command, *mlp, "--weights", "small", "--inputs", "inputs.npy", "--rank", "4")
+        assert "pcn.fold_" not in said
+        assert "the model in small has been transformed already: write it with plain layers" in said
+    given = re.search(r"\(pcn (export .*)\), then give (--weights \S+) here", said)
+    assert given is not None
+    document(capsys, *given[1].replace("...", "width=64").split())
+    done = document(capsys, *command, *mlp, *given[2].split(), "--inputs", "inputs.npy", "--rank", "4")
+    assert {layer.get("rank") for layer in done["plan"]["layers"]} >= {4}
+
+
+def test_what_does_not_fit_the_model_is_said_in_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    sys.path.insert(0, str(ROOT))
+    save_file({"a": torch.ones(8, 12), "z": torch.ones(8, 12)}, "other.safetensors")
+    save_file({"x": torch.ones(8, 13)}, "wide.safetensors")
+    mlp = ("--model", "small:Mlp")
+    for name in ("other.safetensors", "wide.safetensors"):
+        for command in (("analyze",), ("plan", "--memory-mib", "0.9"), ("export", "--to", "onnx", "--out", "x.onnx")):
+            said = refused(capsys, *command, *mlp, "--inputs", name)
+            assert f"save the tensors of {name} by the names of the model's arguments" in said
+            assert "forward=" not in said
+    assert "give --random-inputs by the names" in refused(capsys, "analyze", *mlp, "--random-inputs", "y=8,12")
+    assert "give --inputs FILE with what the model takes" in refused(capsys, "analyze", *mlp, "--data", "digits")
 
 
 def test_files_of_tensors(capsys: pytest.CaptureFixture[str]) -> None:

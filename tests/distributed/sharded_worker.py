@@ -16,7 +16,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.placement_types import Shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, AdamW, Optimizer
 
 import pcn
 from distributed.network import SMALL, all_batches, built, data, own_batches, size, train
@@ -95,15 +95,17 @@ def check_a_sharded_model_switches_with_its_optimizer_and_schedule() -> None:
 
 def check_there_and_back_changes_nothing() -> None:
     model = shard(built())
-    optimizer = AdamW(model.parameters(), 0.01)
-    train(model, optimizer, range(3))
+    first, *rest = model.parameters()
+    optimizers = [SGD([first], 0.1, momentum=0.9), AdamW(rest, 0.01)]
+    for optimizer in optimizers:
+        train(model, optimizer, range(3))
     before = whole(model)
-    states = copy.deepcopy([{k: _full(v) for k, v in optimizer.state[p].items()} for p in model.parameters()])
+    states = copy.deepcopy(_states(optimizers))
     plain = built(seed=1)
-    gather_(model, plain, optimizer)
+    gather_(model, plain, optimizers)
     assert not any(isinstance(tensor, DTensor) for tensor in plain.parameters())
-    shard_(plain, optimizer, shard)
-    after = [{k: _full(v) for k, v in optimizer.state[p].items()} for p in plain.parameters()]
+    shard_(plain, optimizers, shard)
+    after = _states(optimizers)
     assert all(torch.equal(before[name], tensor) for name, tensor in whole(plain).items())
     assert str(states) == str(after)
 
@@ -134,6 +136,12 @@ def check_models_that_do_not_belong_together_are_told() -> None:
     assert "build the plain model as the sharded one was" in str(error)
     stranger = SGD(built().parameters(), 0.1)
     assert "not the model's" in str(raised(lambda: gather_(model, built(), stranger)))
+
+
+def _states(optimizers: list[Optimizer]) -> list[list[dict[str, torch.Tensor]]]:
+    held = [[p for group in optimizer.param_groups for p in group["params"]] for optimizer in optimizers]
+    pairs = zip(optimizers, held, strict=True)
+    return [[{k: _full(v) for k, v in optimizer.state[p].items()} for p in own] for optimizer, own in pairs]
 
 
 def _full(value: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,20 @@ def check_all_ranks_end_alike_and_as_one_process_with_all_batches() -> None:
         assert same_everywhere(state_hash(model, optimizer))
 
 
+def check_two_optimizers_go_along_on_all_ranks() -> None:
+    model = DistributedDataParallel(built())
+    first, *rest = model.parameters()
+    optimizers = [SGD([first], 0.1, momentum=0.9), AdamW(rest, 0.01)]
+    for optimizer in optimizers:
+        train(model, optimizer, range(2))
+    pcn.Switch(model, optimizers, SMALL, strict=True).now(own_batches())
+    held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(map(id, held)) == sorted(map(id, model.parameters()))
+    for optimizer in optimizers:
+        train(model, optimizer, range(2, 4))
+    assert same_everywhere(state_hash(model, optimizers))
+
+
 def check_a_budget_and_a_group_without_a_wrapper() -> None:
     model = built()
     plan = pcn.Switch(model, None, params=0.85, group=dist.group.WORLD).now(own_batches())

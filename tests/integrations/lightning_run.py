@@ -22,6 +22,7 @@ from integrations.training import (
     leave_together,
     network,
     optimizer_of,
+    two_optimizers_of,
 )
 from pcn.integrations.lightning import SwitchCallback
 from pcn.nn import PCModule
@@ -57,6 +58,25 @@ class Module(L.LightningModule):
     val_dataloader = test_dataloader = train_dataloader
 
 
+class TwoOptimizers(Module):
+    """Matrices and vectors are trained by two optimizers, which takes manual optimization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor], index: int) -> None:
+        optimizers = self.optimizers()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        self.manual_backward(nn.functional.cross_entropy(self(batch[0]), batch[1]))
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return two_optimizers_of(self)
+
+
 def make_trainer(*callbacks: L.Callback, **options: Any) -> L.Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     keeps = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
@@ -74,14 +94,16 @@ def keep_all(folder: Path, **options: Any) -> ModelCheckpoint:
 
 def ended(trainer: L.Trainer, module: Module) -> str:
     assert isinstance(module.net.fc2, PCModule)
-    return everything(module, trainer.optimizers[0])
+    return everything(module, *trainer.optimizers)
 
 
-def check_every_checkpoint_resumes(folder: Path, when: dict[str, Any], at: int = SWITCH, **options: Any) -> str:
+def check_every_checkpoint_resumes(
+    folder: Path, when: dict[str, Any], at: int = SWITCH, make: type[Module] = Module, **options: Any
+) -> str:
     """Train, then start again from each checkpoint but the last: all end with the same bits, which are returned."""
 
     def run(path: Path | None) -> str:
-        module = Module()
+        module = make()
         trainer = make_trainer(switching(at=at), keep_all(folder, **when), **options)
         trainer.fit(module, ckpt_path=path)
         return ended(trainer, module)

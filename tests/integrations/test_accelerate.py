@@ -10,12 +10,16 @@ import torch
 import pcn
 from distributed.launch import torchrun
 from integrations.accelerate_run import Run, check_every_state_resumes
-from integrations.training import network, optimizer_of
+from integrations.training import network, optimizer_of, two_optimizers_of
 from pcn.integrations.accelerate import FILE, prepare_switch
 
 
 def test_a_resumed_run_ends_as_one_never_stopped(tmp_path: Path) -> None:
     check_every_state_resumes(tmp_path)
+
+
+def test_two_optimizers_resume_as_one_does(tmp_path: Path) -> None:
+    check_every_state_resumes(tmp_path, make=two_optimizers_of, strict=True)
 
 
 def test_two_processes_end_alike_and_resume(tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ import torch
 
 import pcn
 from distributed.launch import torchrun
-from integrations.lightning_run import Module, check_every_checkpoint_resumes, keep_all, make_trainer, switching
+from integrations.lightning_run import (
+    Module,
+    TwoOptimizers,
+    check_every_checkpoint_resumes,
+    keep_all,
+    make_trainer,
+    switching,
+)
 from integrations.training import SAMPLES
 from pcn.integrations.lightning import SwitchCallback, load_from_checkpoint
 from pcn.nn import PCModule
@@ -26,6 +33,19 @@ pytestmark = [  # all of them Lightning's own
 @pytest.mark.parametrize("when", ["validation", "epoch"])
 def test_a_resumed_run_ends_as_one_never_stopped(when: str, tmp_path: Path) -> None:
     check_every_checkpoint_resumes(tmp_path, {"save_on_train_epoch_end": when == "epoch"})
+
+
+def test_a_module_with_two_optimizers_resumes_and_trains_on(tmp_path: Path) -> None:
+    check_every_checkpoint_resumes(tmp_path, {}, make=TwoOptimizers)
+    module, before = TwoOptimizers(), {}
+
+    class Watch(L.Callback):
+        def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            before.update({name: p.detach().clone() for name, p in pl_module.named_parameters()})
+
+    make_trainer(switching(), Watch()).fit(module)
+    assert isinstance(module.net.fc2, PCModule)
+    assert [name for name, p in module.named_parameters() if torch.equal(p, before[name])] == []
 
 
 def test_a_checkpoint_of_an_epochs_last_step_does_not_miss_the_switch(tmp_path: Path) -> None:

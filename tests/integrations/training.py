@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 import pcn
@@ -44,6 +44,12 @@ def optimizer_of(model: nn.Module) -> Optimizer:
     return AdamW([matrices, others], lr=0.01)
 
 
+def two_optimizers_of(model: nn.Module) -> list[Optimizer]:
+    """One for matrices and one for vectors."""
+    matrices = SGD([p for p in model.parameters() if p.ndim > 1], lr=0.05, momentum=0.9)
+    return [matrices, AdamW([p for p in model.parameters() if p.ndim <= 1], lr=0.01)]
+
+
 def data() -> TensorDataset:
     inputs = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(1))
     return TensorDataset(inputs, inputs[:, :CLASSES].argmax(1))
@@ -53,10 +59,11 @@ def batches(size: int = 24) -> DataLoader[tuple[Tensor, ...]]:
     return DataLoader(data(), batch_size=size)
 
 
-def everything(model: nn.Module, optimizer: Optimizer) -> str:
+def everything(model: nn.Module, *optimizers: Optimizer) -> str:
     """All that a run ends with, down to the last bit."""
-    settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    return f"{state_hash(model, optimizer)} {settings}"
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+    return f"{state_hash(model, optimizers)} {settings}"
 
 
 def leave_together(end: str) -> None:

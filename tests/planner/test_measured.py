@@ -51,9 +51,6 @@ def test_layers_and_the_rest_are_the_whole_and_memory_is_its_parts(layers: dict[
     whole = measured.whole
     parts = (whole.weights_bytes, whole.gradients_bytes, whole.optimizer_bytes, whole.activations_bytes)
     assert sum(parts) == whole.memory_bytes
-    lowest = measured.least
-    assert lowest.time_ns <= whole.time_ns
-    assert lowest.memory_bytes <= whole.memory_bytes
     assert str(measured).count("\n") == 2 + 3 * len(layers)
 
 

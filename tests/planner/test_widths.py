@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -59,6 +61,48 @@ def test_a_uniform_plan_suggests_a_uniformly_narrower_network() -> None:
     assert all(0.45 <= ratio <= 0.55 for ratio in ratios)
     plan.narrowed(pcn.trace(model, example), widths).reshape_(model)
     assert count(model).trainable == pytest.approx(1_094_154, rel=0.03)
+
+
+class Pinned(nn.Module):
+    """Two layers in the middle whose outputs must stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inp, self.a, self.sm = nn.Linear(32, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.mid, self.head = nn.Linear(64, 64), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.sm(self.a(self.inp(x).relu()).softmax(-1)).softmax(-1)
+        return self.head(self.mid(h).relu())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.fixed_dictionaries({name: st.integers(1, 32) for name in ("inp", "a", "sm", "mid", "head")}))
+def test_the_size_is_met_or_what_must_stay_is_said(ranks: dict[str, int]) -> None:
+    model, x = Pinned(), torch.randn(2, 32)
+    graph = pcn.trace(model, x)
+    layers = {name: pcn.LayerRule(rank=rank) for name, rank in ranks.items()}
+    plan = pcn.make_plan(model, None, pcn.PCNConfig(rank=None, layers=layers), graph=graph, example=x)
+    fixed = 64 + 64 * 65 + 10  # biases of what reads channels that may go, and the layer between two softmaxes
+    try:
+        widths = plan.suggest_widths(graph)
+    except pcn.ConfigError as error:
+        assert f"which trains {plan.trainable_after:,}: channels that must stay take {fixed:,}, most" in str(error)
+        assert "'sm' (aten.softmax works across channels)" in str(error)
+        least = int(re.search(r"at least ([\d,]+)", str(error))[1].replace(",", ""))
+        assert max(fixed, plan.trainable_after) < least < 1.6 * fixed
+        return
+    narrow = plan.narrowed(graph, widths)
+    assert 0.97 * plan.trainable_after <= narrow.trainable_after <= plan.trainable_after
+    assert widths["inp"] >= min(2, ranks["a"])
+    assert widths["mid"] >= min(2, ranks["head"])
+
+
+def test_a_network_of_which_nothing_may_go_cannot_be_narrower() -> None:
+    model, x = nn.Sequential(nn.Linear(12, 8)), torch.randn(2, 12)
+    plan = pcn.make_plan(model, None, pcn.PCNConfig(rank=3), example=x)
+    with pytest.raises(pcn.ConfigError, match=r"trains 32: channels that must stay take 104, .*larger budget"):
+        plan.suggest_widths(pcn.trace(model, x))
 
 
 def test_an_unknown_layer_is_named() -> None:

@@ -53,6 +53,12 @@ def test_values_close_to_the_threshold_fall_on_the_right_side():
     assert len(krylov.until(above(1.0), limit=203)[0]) == 4
 
 
+def test_an_answer_out_of_sight_is_given_up_early():
+    krylov, _ = solver([2.0 - i / 800 for i in range(800)])
+    assert krylov.until(lambda values: None if values.sum() < 900 else len(values), limit=400) is None
+    assert krylov.dimensions < 300
+
+
 def test_low_rank_is_noticed():
     krylov, _ = solver([3.0, 2.0, 1.0] + [0.0] * 197)
     values, rows = krylov.until(leading(50), limit=200)

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pcn.config import ExplainedVariance, Fixed, Fraction, Threshold
 from pcn.errors import ConfigError, StatisticsError
-from pcn.statistics import forms, spectrum
+from pcn.statistics import eigen, forms, spectrum
 from pcn.statistics.forms import SketchOptions
 from pcn.statistics.moments import Covariance
 from pcn.statistics.samples import Samples
@@ -17,6 +19,7 @@ WIDTH = 240
 WAYS = {
     # name: (samples, keep samples, smallest problem for the Krylov solver)
     "eigh": (600, False, 10**6),
+    "covariance of few samples": (110, False, 10**6),
     "covariance, leading": (600, False, 0),
     "rows": (150, True, 10**6),
     "rows, leading": (200, True, 0),
@@ -140,6 +143,48 @@ def test_questions_are_answered_once(monkeypatch):
     found.leading(count)
     found.count_above(0.2)
     assert len(calls) == done
+
+
+def test_directions_are_counted_without_their_vectors(monkeypatch):
+    """Where it takes most of them: counts are those of a full solution, and vectors come when they are asked for."""
+    monkeypatch.setattr(spectrum, "EIGH_SIZE", 0)
+    rows = samples(600, WIDTH, decay=0.1)
+    found, expected = Spectrum(moments(rows), "fc"), oracle(rows)
+    monkeypatch.setattr(eigen, "full", None)
+    assert found.count_explaining(0.9) == int((expected.explained_variance_ratio_.cumsum() < 0.9).sum()) + 1
+    assert found.count_above(20.0) == int((expected.explained_variance_ > 20).sum())
+    assert found.largest() == pytest.approx(expected.explained_variance_[0], rel=1e-6)
+    monkeypatch.undo()
+    values, vectors = found.leading(WIDTH)
+    np.testing.assert_allclose(values[0], expected.explained_variance_, rtol=1e-5)
+    assert is_orthonormal(vectors)
+
+
+@settings(max_examples=30, deadline=None)
+@given(decay=st.floats(0, 3), share=st.floats(0.05, 1), variance=st.floats(0, 30), seed=st.integers(0, 99))
+def test_as_many_directions_as_are_counted_were_expected_or_more(decay, share, variance, seed):
+    torch.manual_seed(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spectrum, "EIGH_SIZE", 0)
+        found = Spectrum(moments(samples(90, 30, decay=decay)), "fc")
+        assert found._at_least(share) <= found.count_explaining(share)
+        assert found._at_least(1.0, variance) <= found.count_above(variance)
+
+
+def test_a_flat_spectrum_is_known_to_take_most_directions(monkeypatch):
+    monkeypatch.setattr(spectrum, "EIGH_SIZE", 0)
+    found = Spectrum(moments(samples(20_000, 50, decay=0.0)), "fc")
+    assert found._at_least(0.9) > 0.75 * 50
+    assert found._at_least(1.0, 20.0) > 0.2 * 50
+    assert found._at_least(1.0, 100.0) == 0
+
+
+def test_a_basis_is_completed_once():
+    found = Spectrum(moments(samples(20, 64)), "fc")
+    first, again = found.leading(40), found.leading(40)
+    assert all(mine is other for mine, other in zip(first, again, strict=True))
+    assert is_orthonormal(first[1])
+    torch.testing.assert_close(found.leading(50)[1][..., :40], first[1], rtol=0, atol=1e-12)
 
 
 class TestSketch:

@@ -49,11 +49,14 @@ def images(seed: int, count: int = 16) -> Batch:
     return inputs, torch.randint(CLASSES, (count,), generator=generator)
 
 
-def step(model: Callable[[Tensor], Tensor], optimizer: Optimizer, batch: Batch) -> float:
-    optimizer.zero_grad()
+def step(model: Callable[[Tensor], Tensor], optimizer: Optimizer | list[Optimizer], batch: Batch) -> float:
+    optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
+    for each in optimizers:
+        each.zero_grad()
     loss = F.cross_entropy(model(batch[0]), batch[1])
     loss.backward()
-    optimizer.step()
+    for each in optimizers:
+        each.step()
     return loss.item()
 
 

@@ -159,6 +159,7 @@ def test_a_parameter_that_the_optimizer_does_not_hold_is_still_not_held() -> Non
     model = dense()
     optimizer = SGD([model[2].weight, *model[4].parameters()], lr=0.05, momentum=0.9)
     step(model, optimizer, vectors(0))
-    pcn.Switch(model, optimizer, CONFIG).now([vectors(9)[0]])
+    with pytest.warns(UserWarning, match=r"holds '0.weight', '0.bias', '2.bias', so that nothing trains"):
+        pcn.Switch(model, optimizer, CONFIG).now([vectors(9)[0]])
     assert held(optimizer) == {id(p) for p in (model[2].weight, *model[4].parameters())}
     step(model, optimizer, vectors(1))

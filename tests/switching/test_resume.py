@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._pytree import tree_flatten
 
@@ -29,26 +31,35 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 }
 
 
+def optimizers_of(model: nn.Module, kinds: str) -> list[Optimizer]:
+    """An optimizer of every kind in "SGD, AdamW": the last one takes all but the layers that those before it take."""
+    *firsts, last = (OPTIMIZERS[kind] for kind in kinds.split(", "))
+    children = list(model)
+    made = [kind(children[n].parameters(), **options) for n, (kind, options) in enumerate(firsts)]
+    rest = [parameter for child in children[len(firsts) :] for parameter in child.parameters()]
+    return [*made, last[0](rest, **last[1])]
+
+
 class Run:
-    """All that a training script holds: model, optimizer, schedule, averaged copy, switch and random numbers."""
+    """All that a training script holds: model, optimizers, schedules, averaged copy, switch and random numbers."""
 
     def __init__(self, optimizer: str, rule: int | SwitchRule, recalibrate: bool = False) -> None:
         torch.manual_seed(0)
-        kind, options = OPTIMIZERS[optimizer]
         self.model = convolutional(dropout=0.2)
-        self.optimizer = kind(self.model.parameters(), **options)
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, EPOCHS * 4)
+        self.optimizers = optimizers_of(self.model, optimizer)
+        self.schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(each, EPOCHS * 4) for each in self.optimizers]
         self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
         self.switch = pcn.Switch(
-            self.model, self.optimizer, CONFIG, at=rule, ema=self.ema, recalibrate=recalibrate, strict=True
+            self.model, self.optimizers, CONFIG, at=rule, ema=self.ema, recalibrate=recalibrate, strict=True
         )
         self.switched_after: list[tuple[int, int]] = []
 
     def epoch(self, number: int) -> None:
         self.model.train()
         for position, seed in enumerate(torch.randperm(4).tolist()):
-            step(self.model, self.optimizer, images(seed))
-            self.schedule.step()
+            step(self.model, self.optimizers, images(seed))
+            for schedule in self.schedules:
+                schedule.step()
             self.ema.update_parameters(self.model)
             done = 4 * (number - 1) + position + 1
             self._note(self.switch.after_step(done, CALIBRATION), number, done)
@@ -60,7 +71,9 @@ class Run:
             self.switched_after.append((epoch, steps))
 
     def parts(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("switch", "model", "optimizer", "schedule", "ema")}
+        several = {f"optimizer {n}": each for n, each in enumerate(self.optimizers)}
+        several |= {f"schedule {n}": each for n, each in enumerate(self.schedules)}
+        return {"switch": self.switch, "model": self.model, "ema": self.ema, **several}
 
     def save(self) -> bytes:
         states = {name: part.state_dict() for name, part in self.parts().items()}
@@ -78,7 +91,8 @@ class Run:
 @pytest.mark.parametrize(
     ("optimizer", "rule", "recalibrate"),
     [("SGD", rule, recalibrate) for rule in RULES for recalibrate in (False, True)]
-    + [("Adam", "epoch", False), ("Adam", "subspaces", True), ("AdamW", "step", False), ("AdamW", "epoch", True)],
+    + [("Adam", "epoch", False), ("Adam", "subspaces", True), ("AdamW", "step", False), ("AdamW", "epoch", True)]
+    + [("SGD, AdamW", "epoch", False), ("Adam, SGD, AdamW", "step", True)],
 )
 def test_a_resumed_run_ends_as_one_never_interrupted(optimizer: str, rule: str, recalibrate: bool) -> None:
     whole = Run(optimizer, RULES[rule], recalibrate)

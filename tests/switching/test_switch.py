@@ -117,8 +117,10 @@ def test_an_accuracy_that_is_no_number_is_refused() -> None:
 
 def test_a_switch_that_changes_nothing_says_so() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
-    with pytest.warns(UserWarning, match=r"changes no layer: .*its input has 16 dimensions, fewer than the rank 5000"):
+    said = r"changes no layer: .*its input has 16 dimensions, fewer than the rank 5000"
+    with pytest.warns(UserWarning, match=said) as told:
         pcn.Switch(model, None, pcn.PCNConfig(rank=5000, exclude=["0"])).now([torch.randn(32, 8)])
+    assert [each.filename for each in told] == [__file__]
 
 
 def test_a_basis_that_balances_a_loss_of_ones_own() -> None:

@@ -22,6 +22,10 @@ def build() -> nn.Sequential:
     )
 
 
+def linear(outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
+
+
 def residual() -> nn.Module:
     """Batch norms before layers that are transformed."""
     model = CIFARResNet(1, 8)

@@ -17,8 +17,14 @@ import pcn
 from pcn.cli import main
 from pcn.nn import PCModule
 from pcn.training import RunFolder, Settings, Trainer, load_data
+from pcn.training.data import Contiguous, ImageData
+from pcn.training.fitting import check_fits
+from pcn.training.images import Images, Scale
 from pcn.training.optimizers import learning_rate
+from pcn.training.pictures import Pictures
 from pcn.training.requests import analysis_options, build_model, parse_rank, parse_switch, pcn_config
+from pcn.training.settings import read_toml
+from pcn.training.streaming import ImageStream
 
 SMALL = shlex.split(
     "train --model small_network:build --data digits --optimizer adam --learning-rate 0.003 --batch 64 --epochs 3"
@@ -341,12 +347,81 @@ def test_a_budget_of_operations_that_cannot_be_met_is_refused_before_training(
     flags = [flag for flag in SMALL[1:] if flag not in ("--rank", "0.25")]
     said = refused(capsys, *flags, "--flops", "0.01", "--switch-at", "2", "--out", str(tmp_path / "run"))
     assert "FLOPs too small, even with every layer at its lowest rank" in said
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert not (tmp_path / "run").exists()
 
 
-def test_one_of_a_measured_unit_is_refused_as_ambiguous() -> None:
-    with pytest.raises(pcn.ConfigError, match="step_ms=1 could be one, or all of it"):
-        Settings(step_ms=1, switch_at="1")
+def test_limits_are_the_same_run_however_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('params = 0.5\nflops = 4000\nstep_ms = "0.3 ms"\n')
+    in_toml = Settings.from_mapping(read_toml(tmp_path / "run.toml"))
+    as_flags = Settings(params="0.5", flops="4000", step_ms="0.3 ms")
+    assert in_toml == as_flags
+    again = Settings.from_mapping(json.loads(as_flags.to_json()))
+    assert not again.differences(as_flags)
+    assert Settings(params="1").params == 1
+    assert isinstance(Settings(params="1").params, int)  # one parameter, where 1.0 is all of them
+    assert isinstance(Settings(params="1.0").params, float)
+
+
+def test_limits_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags = [flag for flag in SMALL[1:] if flag not in ("--rank", "0.25")]
+    flags += ["--switch-at", "1", "--batch", "16", "--out", str(tmp_path / "run")]
+    assert "the budget of 1 parameters is" in refused(capsys, *flags, "--params", "1")
+    assert "the budget of 0.010 MiB is" in refused(capsys, *flags, "--memory-mib", "0.01MiB")
+    assert "memory_mib='0.5GiB': give a number of MiB" in refused(capsys, *flags, "--memory-mib", "0.5GiB")
+    assert main(["train", *flags, "--params", "70%", "--epochs", "2"]) == 0
+    plan = pcn.Plan.from_json((tmp_path / "run" / "plan.json").read_text())
+    assert plan.transformed
+    assert plan.trainable_after <= 0.7 * plan.trainable_before
+
+
+def test_fewer_outputs_than_classes_are_refused_before_training(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = ("--model", "small_network:linear", "--model-options", "outputs=8", "--epochs", "1", "--device", "cpu")
+    said = refused(capsys, *flags, "--out", str(tmp_path / "runs" / "few"))
+    assert "small_network:linear has 8 outputs, fewer than digits has classes (labels go up to 9)" in said
+    assert not (tmp_path / "runs").exists()
+    assert main(["train", *flags, "--model-options", "outputs=12", "--out", str(tmp_path / "more")]) == 0
+
+
+@pytest.mark.parametrize("outputs", [3, 8])
+def test_the_outputs_that_data_need_are_known_without_reading_all(outputs: int) -> None:
+    """The first samples hold few classes, as in a data set in the order of its classes."""
+    settings = Settings(model="small_network:linear", model_options={"outputs": outputs}, batch=4)
+    pixels = torch.zeros(40, 8, 8, 1, dtype=torch.uint8)
+    images = Images(pixels, torch.arange(40) // 10)
+    whole = ImageData(images, images.take(torch.arange(10)), images, Scale.unit(images))
+    pictures = Pictures(("",) * 40, tuple((torch.arange(40) // 10).tolist()))
+    streamed = ImageStream(pictures, pictures, pictures, reader=None, scale=None)  # type: ignore[arg-type]
+    assert [data.outputs_needed for data in (whole, Contiguous(whole), streamed)] == [4, 4, 4]
+    trainer = Trainer(settings, whole)
+    if outputs == 8:
+        check_fits(trainer)
+    else:
+        with pytest.raises(pcn.ConfigError, match="build it with at least 4"):
+            check_fits(trainer)
+
+
+@pytest.mark.parametrize("labels", [torch.rand(40) * 9, torch.rand(40, 3), torch.full((40,), -100)])
+def test_labels_that_number_no_classes_ask_for_no_outputs(labels: torch.Tensor) -> None:
+    images = Images(torch.zeros(40, 8, 8, 1, dtype=torch.uint8), labels)
+    data = ImageData(images, images, images, Scale.unit(images))
+    check_fits(Trainer(Settings(model="small_network:linear", model_options={"outputs": 1}, batch=4), data))
+
+
+def test_a_refused_run_says_nothing_else_and_leaves_no_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("new/run", "mine"):
+        assert main([*SMALL, "--switch-at", "5", "--out", str(tmp_path / name)]) == 1
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert "leaves none of the 3 epochs" in output.err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert not list((tmp_path / "mine").iterdir())
+    assert main([*SMALL, "--switch-at", "1", "--epochs", "2", "--out", str(tmp_path / "mine")]) == 0
+    assert capsys.readouterr().out.startswith("small_network:build on digits, 2 epochs on the CPU, in")
 
 
 def test_a_run_with_a_measured_budget_goes_on_with_what_it_measured(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pcn.errors import PlanError
+from pcn.optimizer import held_by
 from pcn.optimizer_checks import Optimizers, as_optimizers
 
 Named = dict[str, nn.Parameter]
@@ -32,8 +33,7 @@ def gather_(sharded: nn.Module, plain: nn.Module, optimizer: Optimizers = None) 
         raise PlanError(f"{odd[0]!r} is in one of the two models only: build the plain model as the sharded one was")
     for name, tensor in (*new.items(), *plain_buffers.items()):
         tensor.copy_(_whole({**old, **buffers}[name]))
-    for each in as_optimizers(optimizer):
-        _change_over_(each, old, new, lambda value, parameter: _whole(value).to(parameter.device))
+    _change_over_(as_optimizers(optimizer), old, new, lambda value, parameter: _whole(value).to(parameter.device))
 
 
 @torch.no_grad()
@@ -41,8 +41,7 @@ def shard_(model: nn.Module, optimizer: Optimizers, shard: Callable[[nn.Module],
     """Have ``shard`` spread a model in place, with calls of ``fully_shard``, and its optimizer's state alike."""
     old = dict(model.named_parameters())
     shard(model)
-    for each in as_optimizers(optimizer):
-        _change_over_(each, old, dict(model.named_parameters()), _spread)
+    _change_over_(as_optimizers(optimizer), old, dict(model.named_parameters()), _spread)
 
 
 def _whole(value: Tensor) -> Tensor:
@@ -60,24 +59,24 @@ def _spread(value: Tensor, parameter: nn.Parameter) -> Tensor:
 
 
 def _change_over_(
-    optimizer: Optimizer, old: Named, new: Named, change: Callable[[Tensor, nn.Parameter], Tensor]
+    optimizers: Sequence[Optimizer], old: Named, new: Named, change: Callable[[Tensor, nn.Parameter], Tensor]
 ) -> None:
-    """Put new parameters into an optimizer's groups, their state changed as they were."""
+    """Put new parameters into the optimizers' groups, their state changed as they were."""
     successors = {id(parameter): new[name] for name, parameter in old.items()}
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if any(id(parameter) not in successors for parameter in held):
+    if held_by(optimizers) - successors.keys():
         raise PlanError("the optimizer holds a parameter that is not the model's; give the one that trains this model")
-    state: dict[Tensor, dict[str, Any]] = {}
-    for parameter in held:
-        if parameter in optimizer.state:
-            successor = successors[id(parameter)]
-            state[successor] = {
-                entry: change(value, successor) if _has_shape_of(parameter, value) else value
-                for entry, value in optimizer.state.pop(parameter).items()
-            }
-    optimizer.state.update(state)
-    for group in optimizer.param_groups:
-        group["params"][:] = [successors[id(parameter)] for parameter in group["params"]]
+    for optimizer in optimizers:
+        state: dict[Tensor, dict[str, Any]] = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter in optimizer.state:
+                    successor = successors[id(parameter)]
+                    state[successor] = {
+                        entry: change(value, successor) if _has_shape_of(parameter, value) else value
+                        for entry, value in optimizer.state.pop(parameter).items()
+                    }
+            group["params"][:] = [successors[id(parameter)] for parameter in group["params"]]
+        optimizer.state.update(state)
 
 
 def _has_shape_of(parameter: Tensor, value: Any) -> bool:

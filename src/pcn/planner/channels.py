@@ -22,7 +22,6 @@ from pcn.statistics import Statistics
 from pcn.widths import coupled
 
 SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2)  # of the price of all channels: what is tried
-UNTRACED = "which of them belong together is not known: the model could not be traced"
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,9 @@ class Answer:
         return sum(each.option.worth for each in self.served.values())
 
 
-def with_channels(
-    question: Question, known: Known, stats: Statistics, graph: ChannelGraph | None, example: Example | None
-) -> Answer:
+def with_channels(question: Question, known: Known, stats: Statistics, graph: ChannelGraph, example: Example) -> Answer:
     """Choose ranks and channels: ranks alone where no channels could go for more worth, or the model would not run."""
     alone = Answer(question.answer(known))
-    if graph is None or example is None:
-        return replace(alone, reasons=dict.fromkeys(question.names, UNTRACED))
     items = Items(question, alone.served, stats, graph)
     stuck: dict[int, str] = {}
     best = _best(items, known, alone, stuck)

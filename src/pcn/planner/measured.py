@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field
 from itertools import product
 
 from pcn.errors import ConfigError, suggest
@@ -64,12 +64,6 @@ def _mixed(parts: list[tuple[Usage, int]]) -> Usage:
     return Usage(*(-(-sum(column) // total) for column in zip(*rows, strict=True)))
 
 
-def _lowest(usages: list[Usage]) -> Usage:
-    """The least time of any, and all of one that takes least memory."""
-    frugal = min(usages, key=lambda usage: usage.memory_bytes)
-    return replace(frugal, time_ns=min(usage.time_ns for usage in usages))
-
-
 @dataclass(frozen=True)
 class Measured:
     """What a training step of a model takes: layer by layer, and the ``rest``, which no choice of ranks changes.
@@ -98,12 +92,6 @@ class Measured:
             self.at(p.name, p.rank, p.output_rank) - self.at(p.name, None) for p in plan.layers.values() if p.changed
         )
         return Expected(self.whole, sum(changes, self.whole))
-
-    @property
-    def least(self) -> Usage:
-        """The least of everything that any of the forms would take, whatever they are worth."""
-        lowest = (_lowest([layer.whole, *layer.tried.values()]) for layer in self.layers.values())
-        return sum(lowest, self.rest)
 
     def check_for(self, plan: Plan, free: Iterable[str], *, times: bool, state: int | None) -> None:
         """Raise where something else was measured: another model, other layers, another optimizer, no times."""

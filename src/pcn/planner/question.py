@@ -22,7 +22,7 @@ from pcn.planner.optimizer_state import numbers_kept
 from pcn.planner.options import Option, forms, output_shares, valued
 from pcn.planner.prices import NOTHING, Prices, added, taken_off
 from pcn.planner.values import WIDEST, check_values, directions_of
-from pcn.planning import make_plan
+from pcn.planning import UNCALLED, make_plan
 from pcn.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Question:
         whole = make_plan(model, stats, replace(plain, rank=1.0, skip_larger=False), graph=graph)
         ruled = make_plan(model, stats, plain, graph=graph)
         if budget.flops is not None and graph is None:
-            raise ConfigError("a budget of FLOPs needs the model's graph, which could not be traced: give params")
+            raise ConfigError(f"a budget of FLOPs needs the model's graph: give params, or a graph; {UNCALLED}")
         frozen = {name for name in whole.layers if not canonical_weight(model.get_submodule(name)).requires_grad}
         free = [p for p in whole.transformed if p.name not in frozen and not config.mentions(p.name)]
         if measured is not None:

@@ -60,7 +60,9 @@ class Krylov:
                 rows = self._image[-PROBE:]
             elif self._exhausted():
                 return values, turn @ self._basis
-            elif self.dimensions >= limit:
+            elif self.dimensions >= (
+                limit // 2 if needed is None else limit
+            ):  # an answer out of sight will not converge
                 return None
             self._grow(rows)
             if needed is None:  # far from an answer: looking for it costs more than growing

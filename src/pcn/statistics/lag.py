@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,6 +11,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from pcn.warn import warn
 
 FAR = 4.0  # times the running variance, or a part of it
 FEWEST = 16  # numbers of a channel in a batch: the variance of two says little
@@ -38,11 +39,10 @@ def warn_of_lag(model: nn.Module, times: dict[str, float]) -> None:
     if times and max(times.values()) > FAR and model not in _TOLD:
         _TOLD.add(model)
         worst = max(times, key=lambda name: times[name])
-        warnings.warn(
+        warn(
             f"batch norm's running statistics lag behind: at {worst} the variance of a batch and the running one "
             f"differ by a factor of {times[worst]:.3g}, so eval mode does not show what training sees. Measure with "
-            'mode="batch", or call pcn.recalibrate_ first',
-            stacklevel=5,
+            'mode="batch", or call pcn.recalibrate_ first'
         )
 
 

@@ -50,9 +50,10 @@ class Switch:
     """Turns a model into its principal component network at the right moment of a training loop, once.
 
     Call :meth:`after_epoch` after every epoch (and :meth:`after_step` after every step, for ``at=AfterStep(...)``).
-    ``config`` may be a :class:`pcn.Budget`, and ``params`` is short for one of trainable parameters; ``ema`` is an
-    averaged copy that follows; ``recalibrate`` measures batch norm's running statistics anew; ``strict`` refuses
-    optimizers whose state is lost. ``log`` is a logger (:func:`pcn.switching.log_dimensions`) that is told the
+    ``optimizer`` is the one that trains the model, or a list of all that do. ``config`` may be a :class:`pcn.Budget`,
+    and ``params`` is short for one of trainable parameters; ``ema`` is an averaged copy that follows; ``recalibrate``
+    measures batch norm's running statistics anew; ``strict`` refuses optimizers whose state is lost, and parameters
+    that none of them holds. ``log`` is a logger (:func:`pcn.switching.log_dimensions`) that is told the
     effective dimension of every layer after every epoch up to the switch. With ``fade``, what the cut takes away fades
     over so many steps first, and :meth:`after_step` is called after every one of them.
     ``group`` are the processes that train together, by default those of a model in DistributedDataParallel: all of
@@ -72,7 +73,7 @@ class Switch:
     optimizer: Optimizers
     config: PCNConfig | Budget | None = None
     at: int | SwitchRule = 1
-    params: int | float | None = None
+    params: int | float | str | None = None
     ema: nn.Module | None = None
     forward: Forward | None = None
     strict: bool = False
@@ -171,9 +172,9 @@ class Switch:
         return {"plan": None if self.plan is None else self.plan.to_json(), "fading": fading, **self._seen.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a saved state; model, optimizer and averaged copy get the saved plan's shape, their own states next.
+        """Take up a saved state; model, optimizers and averaged copy get the saved plan's shape, their own states next.
 
-        So a run is resumed by loading the switch first, then the model, then the optimizer.
+        So a run is resumed by loading the switch first, then the model, then the optimizers.
         """
         check_state(state)
         plan = None if state["plan"] is None else Plan.from_json(state["plan"])

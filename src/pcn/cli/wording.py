@@ -1,0 +1,56 @@
+"""What the library advises in Python, in flags."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pcn.cli.subject import Subject
+from pcn.errors import PlanError, StatisticsError
+from pcn.failures import BATCHES
+from pcn.plan import check_untransformed
+from pcn.planner.measuring import ONE_BATCH
+
+
+@contextmanager
+def advising_flags(arguments: argparse.Namespace, subject: Subject) -> Iterator[None]:
+    """Say which flags to change where a model fails on its batches."""
+    try:
+        yield
+    except StatisticsError as error:
+        said = str(error).removesuffix(BATCHES).removesuffix(ONE_BATCH)
+        if said == str(error):
+            raise
+        raise StatisticsError(said + _fitting_inputs(arguments, subject)) from error
+
+
+def _fitting_inputs(arguments: argparse.Namespace, subject: Subject) -> str:
+    if arguments.inputs is not None:
+        return f"save the tensors of {arguments.inputs} by the names of the model's arguments, as many samples of each"
+    if arguments.random_inputs is not None:
+        return "give --random-inputs by the names of the model's arguments (NAME=SHAPE), as many samples of each"
+    return f"give --inputs FILE with what the model takes in place of --data {subject.settings.data}"
+
+
+def check_plain(arguments: argparse.Namespace, subject: Subject) -> None:
+    """Raise where the weights are those of a network that was cut already, and say how it gets plain layers back."""
+    try:
+        check_untransformed(subject.model)
+    except PlanError as error:
+        source = arguments.weights or arguments.run
+        if source is None:
+            raise
+        raise PlanError(
+            f"the model in {source} has been transformed already: write it with plain layers (pcn export "
+            f"{_same_model(arguments, subject)} --to folded --out folded.safetensors), then give --weights "
+            "folded.safetensors here"
+        ) from error
+
+
+def _same_model(arguments: argparse.Namespace, subject: Subject) -> str:
+    """The flags that the model was given by."""
+    flags = [f"--run {arguments.run}"] if arguments.run is not None else [f"--model {subject.settings.model}"]
+    flags += ["--model-options ..."] if hasattr(arguments, "model_options") else []
+    flags += [f"--weights {arguments.weights}"] if arguments.weights is not None else []
+    return " ".join(flags)
