@@ -173,7 +173,8 @@ def test_the_balanced_basis_is_the_same_every_time_and_asked_for_by_everybody(ki
         assert other.keys() == ends[0].keys()
         assert all(torch.equal(tensor, other[name]) for name, tensor in ends[0].items())
     model, x = built(kind)
-    plan = pcn.compress_(model, iter([x]), pcn.Budget(params=0.6, step=2, worth=pcn.Taylor(), config=config))
+    balanced = pcn.PCNConfig(basis="balanced", skip_larger=False)
+    plan = pcn.compress_(model, iter([x]), pcn.Budget(params=0.6, step=2, worth=pcn.Taylor(), config=balanced))
     assert {layer.basis for layer in plan.transformed} == {"balanced"}
 
 
