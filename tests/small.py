@@ -118,3 +118,12 @@ def distance(first: Tensor, second: Tensor) -> float:
     """How far apart two tensors are, relative to the second."""
     first, second = first.detach(), second.detach()
     return float((first - second).norm() / second.norm())
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> float:
+    """Train on one batch of inputs and labels; return the loss."""
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    return loss.item()

@@ -15,7 +15,7 @@ from pcn import LayerPlan, PCNConfig, Plan, PlanError, analyze, compress_, fold_
 from pcn.config import ORDERS, Order
 from pcn.nn import PCModule
 from pcn.plan import Cut
-from small import ConvNet, Mlp, Residual, conv_net, distance, images, record, vectors
+from small import ConvNet, Mlp, Residual, conv_net, distance, images, record, step, vectors
 
 
 def shapes(model: nn.Module) -> dict[str, torch.Size]:
@@ -298,14 +298,6 @@ def trained(kind: str, order: Order | None, momentum: float = 0.9) -> tuple[nn.M
             plan.apply_(model, stats, optimizer=optimizer, check=False)
         step(model, optimizer, batch(kind, seed))
     return model, optimizer
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, data: tuple[Tensor, Tensor]) -> float:
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(data[0]), data[1])
-    loss.backward()
-    optimizer.step()
-    return loss.item()
 
 
 def momenta(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from new_coordinates import MODELS, NewCoordinates, batch, planned
 from pcn.config import ORDERS
 from pcn.nn import PCModule
 from pcn.replaced import SECOND_MOMENTS
-from small import record
+from small import record, step
 
 GAINED = {"normalised": ("0.bias", "3.bias")}  # biases of layers that had none
 FULL = pcn.PCNConfig(rank=1.0, skip_larger=False)
@@ -48,14 +48,6 @@ def images(seed: int) -> tuple[Tensor, Tensor]:
 def vectors(seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(16, 5, generator=generator, dtype=torch.double), torch.randint(3, (16,), generator=generator)
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> float:
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-    loss.backward()
-    optimizer.step()
-    return loss.item()
 
 
 def switch(

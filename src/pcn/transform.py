@@ -166,8 +166,7 @@ def unproject_first_moment(
 ) -> Tensor:
     """Carry a running mean of gradients back: V M U⁺ + M_b muᵀ, zero in directions for which none were gathered."""
     back = torch.linalg.pinv(_grouped(basis, moment, groups), rtol=RTOL)
-    gathered = _expand(moment, output_basis, groups)
-    whole = torch.einsum("gnr...,grm->gnm...", _grouped(gathered, moment, groups), back).flatten(0, 1)
+    whole = _unproject(_expand(moment, output_basis, groups), back.mT.flatten(0, 1), groups)
     return _cast(whole + _outer(bias_moment, mean, whole, groups), moment)
 
 

@@ -83,10 +83,21 @@ def test_patches_are_copied_to_the_chip_while_others_are_multiplied() -> None:
 def test_rows_that_are_the_right_factor_leave_room_for_more_threads(tmp_path: Path) -> None:
     sizes = {"width": 128, "rank": 32, "ROWS": 32, "COLUMNS": 128, "CENTRE": False, "FLAT": False}
     left, right = (
-        resources(compile_for_hopper(norm_kernel.pcn_norm, sizes | more).asm["cubin"], tmp_path)["REG"]
+        registers(sizes | more, tmp_path)
         for more in ({"TURNED": False, "DIRECTIONS": 32}, {"TURNED": True, "DIRECTIONS": 64})
     )
     assert right < 0.6 * left
+
+
+def test_one_loop_in_place_of_two_leaves_room_too(tmp_path: Path) -> None:
+    sizes = {"width": 512, "rank": 128, "ROWS": 64, "DIRECTIONS": 128, "CENTRE": False, "TURNED": False}
+    two, one = (registers(sizes | {"FLAT": flat}, tmp_path) for flat in (False, True))
+    assert one < 0.8 * two
+
+
+def registers(given: dict[str, Any], folder: Path) -> int:
+    """What each thread of the forward pass needs."""
+    return resources(compile_for_hopper(norm_kernel.pcn_norm, given).asm["cubin"], folder)["REG"]
 
 
 def test_no_more_products_are_waited_for_than_the_hardware_counts() -> None:
