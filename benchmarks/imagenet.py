@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import pcn
-from pcn.cost import count
+from pcn.costs.count import count
 from pcn.training.data import Again
 from pcn.training.meter import Stopwatch
 from pcn.training.optimizers import make_optimizer

@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
-from pcn.folders import write_whole
 from pcn.fusion import FORMS
+from pcn.saving.whole_files import write_whole
 from pcn.training.step import compute_dtype
 from step_time_jobs import (
     WAYS,

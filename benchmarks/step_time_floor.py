@@ -12,7 +12,7 @@ from pcn.fusion.layers import FusedConv2d, FusedLayer
 from pcn.fusion.norms import FusedNorm
 from pcn.fusion.stems import HandingConv2d
 from pcn.nn import PCModule
-from pcn.untouched import untouched
+from pcn.running.untouched import untouched
 
 OPTIMIZER_BYTES = 5 * 4  # a trained fp32 number: read with its gradient and momentum, written with its momentum
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import pcn
-from pcn import models, surgery
-from pcn.bases import find_bases
+from pcn import models
 from pcn.models.cifar_resnet import CIFARResNet
+from pcn.rewriting import surgery
+from pcn.rewriting.bases import find_bases
 from pcn.training.compiling import Forwards, compile_parts
 from pcn.training.data import ImageData
 from pcn.training.images import AUGMENTATIONS, Images, Scale

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from jobs import run_all
-from pcn.folders import write_whole
+from pcn.saving.whole_files import write_whole
 from pcn.training import RunFolder, Settings, Trainer, load_data, world
 from pcn.training.state import take
 from pcn.training.step import compute_dtype

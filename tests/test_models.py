@@ -9,7 +9,7 @@ from torch import nn
 import pcn
 from pcn import models
 from pcn.cli.counts import NETWORKS, build
-from pcn.cost import Cost, count
+from pcn.costs.count import Cost, count
 from pcn.layers import transformable_layers
 
 # Every figure of the paper's three tables; the totals of Conv4-PCN and VGG-19-PCN are not in them and follow from

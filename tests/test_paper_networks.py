@@ -15,7 +15,7 @@ import pcn
 from architectures.architecture import calibrate_, shake_
 from architectures.prepare import difference
 from pcn import models
-from pcn.cost import Cost, count
+from pcn.costs.count import Cost, count
 from pcn.models.vgg import VGG
 
 SIZES = {

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pcn import directions
-from pcn.directions import Directions
 from pcn.nn import PCModule
 from pcn.nn.conv import PCConvNd
+from pcn.rewriting import directions
+from pcn.rewriting.directions import Directions
+from pcn.running.untouched import untouched
 from pcn.statistics import eigen
-from pcn.untouched import untouched
 
 
 @torch.no_grad()

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from pcn.budget import Budget
-from pcn.fold import fold_
 from pcn.nn import PCModule
-from pcn.plan import Plan
+from pcn.plans.plan import Plan
+from pcn.rewriting.fold import fold_
 from pcn.switching import Switch
 from pcn.training import Trainer
 from pcn.training.requests import analysis_options, parse_switch, pcn_config, requested

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from pcn.config import PCNConfig
-from pcn.cost import count
+from pcn.costs.count import count
 from pcn.graph import ChannelGraph, trace
 from pcn.models.cifar_resnet import CIFARResNet
 from pcn.models.initialise import glorot_uniform_, resnet_
 from pcn.nn import PCModule
-from pcn.plan import Plan, set_plan_
-from pcn.planning import make_plan
+from pcn.plans.making import make_plan
+from pcn.plans.plan import Plan, set_plan_
 from pcn.training.named_models import build_named
 from peers.parents import IMAGES
 

@@ -18,9 +18,9 @@ from unittest import mock
 
 import torch
 
-from pcn.cost import flops_per_sample
+from pcn.costs.count import flops_per_sample
 from pcn.errors import ConfigError
-from pcn.folders import write_whole
+from pcn.saving.whole_files import write_whole
 from pcn.training import RunFolder, Settings, Trainer, load_data, world
 from pcn.training.meter import plus
 from pcn.training.state import take

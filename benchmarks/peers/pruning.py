@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pcn.cost import count
+from pcn.costs.count import count
 from pcn.errors import ConfigError
-from pcn.skeleton import sync_sizes_
+from pcn.running.skeleton import sync_sizes_
 from peers.switches import Batches, PeerSwitch
 
 HALVINGS = 10  # of the share: a thousandth

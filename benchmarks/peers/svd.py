@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pcn.cost import count
+from pcn.costs.count import count
 from pcn.training.optimizers import make_optimizer
 from pcn.training.requests import build_model
 from peers.factors import factorise_, inner_layers, singular_values, use_frobenius_decay_

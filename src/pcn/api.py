@@ -21,18 +21,18 @@ from pcn.errors import (
     StatisticsError,
     TraceError,
 )
-from pcn.fold import fold_
 from pcn.fusion import choose_forms, fuse_, unfuse_
 from pcn.graph import ChannelGraph, trace
-from pcn.io import load, save
-from pcn.plain import to_plain
-from pcn.plan import LayerPlan, Plan, get_plan
 from pcn.planner import Divergence, Measured, Response, Taylor
 from pcn.planner.measuring import measure_costs
-from pcn.planning import make_plan
+from pcn.planner.within import fit_budget
+from pcn.plans.making import make_plan
+from pcn.plans.plan import LayerPlan, Plan, get_plan
+from pcn.rewriting.fold import fold_
+from pcn.rewriting.plain import to_plain
+from pcn.saving.model_folder import load, save
 from pcn.statistics import Statistics, analyze
 from pcn.switching import AccuracySlows, AfterEpoch, AfterStep, SubspacesSettle, Switch, recalibrate_
-from pcn.within import fit_budget
 
 __all__ = [
     "AccuracySlows",

@@ -6,14 +6,14 @@ from torch import nn
 
 from pcn.budget import Budget, Limit, as_budget
 from pcn.config import PCNConfig
-from pcn.example import Batches, Forward, first_of, opened, repeatable
-from pcn.optimizer_checks import Optimizers, as_optimizers
-from pcn.plan import Plan, check_untransformed
-from pcn.planning import make_plan
-from pcn.reachable import check_reachable
+from pcn.planner.reachable import check_reachable
+from pcn.planner.within import measure_first
+from pcn.plans.making import make_plan
+from pcn.plans.plan import Plan, check_untransformed
+from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers
+from pcn.running.example import Batches, Forward, first_of, opened, repeatable
+from pcn.running.untouched import Mode
 from pcn.statistics import analyze
-from pcn.untouched import Mode
-from pcn.within import measure_first
 
 
 def compress_(

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 import pcn
 from architectures.architecture import Architecture, Batch
-from pcn.bases import kept_inputs
 from pcn.layers import LAYER_TYPES
+from pcn.rewriting.bases import kept_inputs
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pcn import models
-from pcn.cost import count
+from pcn.costs.count import count
 from pcn.errors import ConfigError
 
 SIZES = [("wide_resnet20", 1_094_154), ("wide_resnet20", 473_802), ("conv4", 101_810)]
@@ -147,7 +147,7 @@ def test_random_bases_are_orthonormal_and_weights_drawn_as_the_parents(tmp_path:
     plan = pcn.make_plan(model, None, models.config("wide_resnet20-pcn2"), example=models.example("wide_resnet20"))
     (tmp_path / "plan.json").write_text(plan.to_json())
     made: Any = planned("wide_resnet20", {}, str(tmp_path / "plan.json"))
-    assert count(made) == pcn.cost.Cost(473_802, 541_834)
+    assert count(made) == pcn.costs.count.Cost(473_802, 541_834)
     layer = made.stage2[1].conv1
     assert torch.allclose(layer.basis.T @ layer.basis, torch.eye(layer.rank), atol=1e-5)
     assert float(layer.weight.detach().var()) == pytest.approx(2 / (9 * layer.weight.shape[0]), rel=0.1)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from pcn.cost import flops_per_sample
+from pcn.costs.count import flops_per_sample
 from pcn.training.requests import build_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pcn.cost import count
+from pcn.costs.count import count
 from pcn.models import wide_resnet20
 
 TARGET = 120_000  # the size of the tiny parent's PCNs

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import pcn
 from pcn.cli import main
-from pcn.cost import count
+from pcn.costs.count import count
 from pcn.nn import PCModule
 from small import Mlp, images, vectors
 

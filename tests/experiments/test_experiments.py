@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pcn.cost import count
+from pcn.costs.count import count
 from pcn.training.optimizers import learning_rate
 from pcn.training.requests import build_model
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from pcn.cost import count
+from pcn.costs.count import count
 from pcn.nn import PCModule
 
 

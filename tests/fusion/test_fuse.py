@@ -403,7 +403,7 @@ def test_autocast() -> None:
 
 
 def test_flops_are_counted_as_before() -> None:
-    from pcn.cost import flops_per_sample
+    from pcn.costs.count import flops_per_sample
 
     model, twin, batch = pair("norm before")
     fuse_(model, batch)

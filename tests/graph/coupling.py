@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pcn.example import Example
 from pcn.graph import ChannelGraph, trace
+from pcn.running.example import Example
 
 
 class Wired(nn.Module):

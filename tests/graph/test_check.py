@@ -13,10 +13,10 @@ import pcn
 from graph.coupling import Wired
 from pcn import LayerRule, PCNConfig
 from pcn.errors import ConfigError, PlanError, TraceError
-from pcn.example import Example
 from pcn.graph import check_couplings, trace
-from pcn.plan import Cut
-from pcn.skeleton import skeleton
+from pcn.plans.plan import Cut
+from pcn.running.example import Example
+from pcn.running.skeleton import skeleton
 
 IMAGES = (4, 3, 6, 6)
 

@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pcn.example import Example
 from pcn.graph import ChannelGraph, trace
 from pcn.graph.reshaping import regroup
+from pcn.running.example import Example
 
 IN_OUTPUT = "its channels are visible in the model's output"
 sizes = st.integers(1, 4)

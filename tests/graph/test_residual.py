@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import pcn
 from graph.coupling import together
 from pcn import LayerRule, PCNConfig
-from pcn.example import Example
 from pcn.graph import trace
+from pcn.running.example import Example
 
 WIDTH = 8
 STREAM = (0, 2, 4, 6)

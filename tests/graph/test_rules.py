@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graph.coupling import Wired, graph_of, together, why
-from pcn.example import Example
 from pcn.graph import trace
+from pcn.running.example import Example
 
 FREE = {None}
 VISIBLE = {"its channels are visible in the model's output"}

@@ -11,7 +11,7 @@ from torch import nn
 
 from pcn.errors import ConfigError, PlanError
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, PCModule, empty_like, from_layer
-from pcn.transform import Projected
+from pcn.rewriting.transform import Projected
 
 LAYERS = {
     "linear": lambda **options: PCLinear(8, 6, 3, **options),

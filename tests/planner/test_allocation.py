@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pcn
-from pcn.cost import count, flops_per_sample
+from pcn.costs.count import count, flops_per_sample
 from pcn.planner.allocation import Room, hand_out
 from pcn.planner.options import Option, bargains, output_shares
 from small import ConvNet

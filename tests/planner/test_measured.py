@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pcn
+from pcn.costs.usage import Usage
 from pcn.planner.kept import Kept
 from pcn.planner.measured import LayerUsage, Measured
-from pcn.usage import Usage
 from small import ConvNet, Mlp, Residual, record
 
 USAGE = st.builds(Usage, *[st.integers(0, 10**12)] * 5)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pcn
 from pcn import models
-from pcn.cost import count
+from pcn.costs.count import count
 from small import ConvNet, Residual
 
 KINDS = {"convolutional": (ConvNet, (3, 8, 8)), "residual": (Residual, (12,))}

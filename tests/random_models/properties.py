@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 import pcn
 from pcn import PCNConfig, PCNError, Plan, PlanError, Statistics
 from pcn.config import L1Threshold
-from pcn.cost import count
-from pcn.keep import target
+from pcn.costs.count import count
 from pcn.layers import LAYER_TYPES, canonical_weight, groups_of
 from pcn.nn import PCModule
+from pcn.plans.keep import target
 from random_models import requests
 from random_models.choices import Choices
 from random_models.model import Case, random_case

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pcn
 from pcn import ConfigError, PCNConfig, Statistics, StatisticsError
-from pcn.gradients import predicted_loss
+from pcn.running.gradients import predicted_loss
 from pcn.statistics import forms
 from small import ConvNet, Mlp, images, vectors
 

@@ -15,10 +15,10 @@ from pcn.cli.plan import document, show_prospect
 from pcn.cli.screen import Screen
 from pcn.cli.settings_flags import NETWORK
 from pcn.cli.subject import read_subject
-from pcn.example import Example
-from pcn.io import load_plan, save
-from pcn.prospect import prospect
-from pcn.untouched import untouched
+from pcn.costs.prospect import prospect
+from pcn.running.example import Example
+from pcn.running.untouched import untouched
+from pcn.saving.model_folder import load_plan, save
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,9 @@ from torch import nn
 from pcn import models
 from pcn.cli.command import Command
 from pcn.cli.screen import Screen
-from pcn.cost import count
-from pcn.example import Example
-from pcn.planning import make_plan
+from pcn.costs.count import count
+from pcn.plans.making import make_plan
+from pcn.running.example import Example
 
 NETWORKS = tuple(name for name in models.names() if name != "mnist_network")  # the paper gives no figure for that one
 

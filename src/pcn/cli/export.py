@@ -11,10 +11,10 @@ from pcn.cli.screen import Screen
 from pcn.cli.subject import Subject, add_subject, read_subject
 from pcn.cli.wording import advising_flags
 from pcn.errors import FileError
-from pcn.example import Example
-from pcn.exports import Exported, export_folded, export_onnx, export_program, export_state
-from pcn.failures import saying_which
-from pcn.untouched import untouched
+from pcn.running.example import Example
+from pcn.running.failures import saying_which
+from pcn.running.untouched import untouched
+from pcn.saving.exports import Exported, export_folded, export_onnx, export_program, export_state
 
 TO = {"onnx": ".onnx", "torch.export": ".pt2", "safetensors": ".safetensors", "folded": ".safetensors"}
 

@@ -20,14 +20,14 @@ from pcn.cli.subject import Subject, add_subject
 from pcn.cli.wording import advising_flags, check_plain
 from pcn.errors import FileError, suggest
 from pcn.layers import unwrap
-from pcn.plan import Plan
 from pcn.planner.measured import Measured
-from pcn.planning import make_plan
+from pcn.planner.within import measure_first, plan_within
+from pcn.plans.making import make_plan
+from pcn.plans.plan import Plan
 from pcn.statistics import Statistics, analyze
 from pcn.statistics.statistics import LayerShape
 from pcn.training.requests import analysis_options, pcn_config, requested
 from pcn.training.step import autocast
-from pcn.within import measure_first, plan_within
 
 
 def add_look(parser: argparse.ArgumentParser) -> None:

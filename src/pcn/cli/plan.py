@@ -13,12 +13,12 @@ from pcn.cli.command import Command, WrongUsageError
 from pcn.cli.looking import add_look, add_network, look, plan_for
 from pcn.cli.screen import Screen
 from pcn.cli.subject import Subject, read_subject
+from pcn.costs.prospect import Prospect, prospect
 from pcn.errors import FileError
-from pcn.example import Example
-from pcn.folders import write_whole
-from pcn.plan import Plan
-from pcn.planning import make_plan
-from pcn.prospect import Prospect, prospect
+from pcn.plans.making import make_plan
+from pcn.plans.plan import Plan
+from pcn.running.example import Example
+from pcn.saving.whole_files import write_whole
 from pcn.training.requests import requested
 
 

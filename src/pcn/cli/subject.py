@@ -13,11 +13,11 @@ from torch import nn
 
 from pcn.cli.settings_flags import DATA, MODEL, add_some_settings, given_settings
 from pcn.errors import ConfigError, FileError
+from pcn.saving.weight_files import load_weights_
 from pcn.training.requests import build_model
 from pcn.training.run_folder import SETTINGS
 from pcn.training.settings import Settings
 from pcn.training.world import device_named
-from pcn.weight_files import load_weights_
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from pcn.cli.subject import Subject
 from pcn.errors import PlanError, StatisticsError
-from pcn.failures import BATCHES
-from pcn.plan import check_untransformed
 from pcn.planner.measuring import ONE_BATCH
+from pcn.plans.plan import check_untransformed
+from pcn.running.failures import BATCHES
 
 
 @contextmanager

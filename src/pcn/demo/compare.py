@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from pcn.config import PCNConfig
-from pcn.cost import count, flops_per_sample
+from pcn.costs.count import count, flops_per_sample
 from pcn.demo.diary import Diary
 from pcn.demo.digits import Digits, Images, load_digits
 from pcn.demo.network import DigitsNetwork, width_of_size
 from pcn.demo.recipe import Recipe, Training, accuracy_percent
 from pcn.demo.results import NARROWER, PARENT, PCN, Comparison, Run, Switch
-from pcn.plan import Plan
-from pcn.planning import make_plan
+from pcn.plans.making import make_plan
+from pcn.plans.plan import Plan
 from pcn.statistics import Statistics, analyze
 
 Report = Callable[[str], None]  # told after every epoch whose it was

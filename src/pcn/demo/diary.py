@@ -6,10 +6,10 @@ from typing import Any
 
 from pcn import report
 from pcn.config import PCNConfig
-from pcn.cost import count
+from pcn.costs.count import count
 from pcn.demo.digits import Digits
 from pcn.demo.recipe import Training, accuracy_percent
-from pcn.plan import Plan
+from pcn.plans.plan import Plan
 from pcn.statistics import Statistics, analyze
 from pcn.switching.dimensions import dimension_rule, effective_dimensions
 from pcn.training.meter import training_bytes

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pcn.cost import count
+from pcn.costs.count import count
 from pcn.models.initialise import glorot_uniform_
 
 FULL = 256  # the width of the widest layer of the parent

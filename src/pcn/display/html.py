@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from pcn.config import Rank
 from pcn.display.sparkline import sparkline
 from pcn.display.spectra import eigenvalues
-from pcn.plan_table import HEADER as PLAN_HEADER
-from pcn.plan_table import cells, reasons, remarks, shorten, totals
+from pcn.plans.table import HEADER as PLAN_HEADER
+from pcn.plans.table import cells, reasons, remarks, shorten, totals
 from pcn.statistics.table import Row, rows, rule_shown
 
 if TYPE_CHECKING:
-    from pcn.plan import LayerPlan, Plan
+    from pcn.plans.plan import LayerPlan, Plan
     from pcn.statistics import Statistics
 
 # Colours come from the text's own, so that the same table suits light and dark notebooks.

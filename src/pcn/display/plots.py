@@ -15,7 +15,7 @@ from pcn.statistics.table import Row, rows, rule_shown
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pcn.plan import Plan
+    from pcn.plans.plan import Plan
     from pcn.statistics import Statistics
 
 MOST = 1024  # directions of one layer that are drawn

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from pcn.distributed.collectives import Ranks
 from pcn.errors import PlanError
 from pcn.layers import unwrap
-from pcn.optimizer_checks import Optimizers, as_optimizers
+from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers
 
 
 def state_hash(model: nn.Module, optimizer: Optimizers = None) -> str:

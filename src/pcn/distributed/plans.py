@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pcn.bases import Bases, Basis
 from pcn.distributed.collectives import Ranks
-from pcn.example import device_of
-from pcn.plan import Plan
-from pcn.surgery import apply_plan_
+from pcn.plans.plan import Plan
+from pcn.rewriting.bases import Bases, Basis
+from pcn.rewriting.surgery import apply_plan_
+from pcn.running.example import device_of
 
 Made = tuple[Plan, Bases]
 Shape = tuple[int, ...]

@@ -7,7 +7,7 @@ from torch import nn
 from pcn.distributed.ddp import wrapper_of
 from pcn.errors import PlanError
 from pcn.layers import unwrap
-from pcn.optimizer_checks import Optimizers, as_optimizers
+from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers
 
 
 def check_changeable(model: nn.Module, optimizer: Optimizers = None) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pcn.errors import PlanError
-from pcn.optimizer import held_by
-from pcn.optimizer_checks import Optimizers, as_optimizers
+from pcn.rewriting.optimizer import held_by
+from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers
 
 Named = dict[str, nn.Parameter]
 

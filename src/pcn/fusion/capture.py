@@ -11,9 +11,9 @@ from torch import fx, nn
 from torch.autograd.function import Function
 from torch.utils import checkpoint
 
-from pcn.example import AsModule, Example
 from pcn.graph.trace import _quiet, capture
-from pcn.untouched import same_modes
+from pcn.running.example import AsModule, Example
+from pcn.running.untouched import same_modes
 
 
 def graphs(model: nn.Module, example: Example) -> tuple[list[fx.Graph], str | None]:

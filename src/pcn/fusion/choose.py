@@ -10,16 +10,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pcn.costs.timing import step_ns
 from pcn.errors import ConfigError
-from pcn.example import Example, device_of
 from pcn.fusion.find import Found, Search, find_chains
 from pcn.fusion.fuse import attach_, layers_with_forms, unfuse_
 from pcn.fusion.layers import FORMS, Form, forms_of
 from pcn.layers import unwrap
 from pcn.nn import PCModule
 from pcn.planner.kept import Kept
-from pcn.timing import step_ns
-from pcn.untouched import untouched
+from pcn.running.example import Example, device_of
+from pcn.running.untouched import untouched
 
 
 def choose_forms(model: nn.Module, example: Any, *, among: Sequence[Form] = FORMS) -> dict[str, Form]:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from pcn.example import Example, device_of
 from pcn.fusion.choose import choose_forms
 from pcn.fusion.layers import Form
 from pcn.layers import unwrap
-from pcn.plan import get_plan, set_plan_
+from pcn.plans.plan import get_plan, set_plan_
+from pcn.running.example import Example, device_of
 
 
 def fastest_forms(model: nn.Module, example: Any) -> dict[str, Form]:

@@ -16,7 +16,6 @@ from torch import nn
 
 from pcn.distributed.refusals import check_whole
 from pcn.errors import ConfigError, suggest
-from pcn.example import Example, device_of
 from pcn.fusion.chain import Chain
 from pcn.fusion.find import Found, Search, find_chains
 from pcn.fusion.hooks import hooked
@@ -25,6 +24,7 @@ from pcn.fusion.norms import NORMS, FusedNorm
 from pcn.fusion.stems import STEMS, HandingConv2d
 from pcn.layers import unwrap
 from pcn.nn import PCModule
+from pcn.running.example import Example, device_of
 
 
 @dataclass(frozen=True)

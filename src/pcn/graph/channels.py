@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pcn.example import Example, device_of
 from pcn.graph.atoms import Atoms
 from pcn.graph.trace import capture
 from pcn.graph.walk import Passed, Walk
 from pcn.layers import unwrap
+from pcn.running.example import Example, device_of
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from pcn.errors import PlanError
-from pcn.example import Example
 from pcn.graph.atoms import Atoms, Carried, Label
 from pcn.graph.channels import ChannelGraph
 from pcn.graph.trace import capture
 from pcn.graph.walk import Walk
+from pcn.running.example import Example
 
 Expected = dict[str, tuple[Tensor, ...]]
 

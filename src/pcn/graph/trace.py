@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from pcn.errors import TraceError
-from pcn.example import AsModule, Example
 from pcn.graph.rules import Call
-from pcn.untouched import same_modes
+from pcn.running.example import AsModule, Example
+from pcn.running.untouched import same_modes
 
 
 def capture(model: nn.Module, example: Example) -> torch.export.ExportedProgram:

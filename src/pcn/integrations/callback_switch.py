@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from pcn.errors import ConfigError, PlanError, suggest
-from pcn.example import Batches
-from pcn.optimizer_checks import Optimizers
-from pcn.plan import Plan, get_plan
+from pcn.plans.plan import Plan, get_plan
+from pcn.rewriting.optimizer_checks import Optimizers
+from pcn.running.example import Batches
 from pcn.switching import Switch
 from pcn.switching.rules import as_switch_rule
 

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from torch.nn.parallel import DistributedDataParallel
 
 from pcn.errors import ConfigError, PCNError
-from pcn.example import Batches
 from pcn.integrations.callback_switch import CallbackSwitch, State, plan_in
-from pcn.plan import Plan, get_plan
+from pcn.plans.plan import Plan, get_plan
+from pcn.running.example import Batches
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

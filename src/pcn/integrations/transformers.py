@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from pcn.errors import ConfigError, FileError, PCNError
-from pcn.example import Batches
 from pcn.integrations.accelerate import FILE, bare
 from pcn.integrations.callback_switch import CallbackSwitch, State, plan_in
-from pcn.io import PLAN_FILE
 from pcn.nn import PCModule
-from pcn.plan import Plan
+from pcn.plans.plan import Plan
+from pcn.running.example import Batches
+from pcn.saving.model_folder import PLAN_FILE
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pcn.errors import ConfigError, PlanError
-from pcn.transform import Projected
+from pcn.rewriting.transform import Projected
 
 
 class PCModule(nn.Module):

@@ -12,7 +12,7 @@ from pcn.layers import canonical_weight, groups_of, in_width, layer_type, layout
 from pcn.nn.base import PCModule
 from pcn.nn.conv import PCConv1d, PCConv2d, PCConv3d
 from pcn.nn.linear import PCLinear
-from pcn.transform import dropped_part, reader_transform
+from pcn.rewriting.transform import dropped_part, reader_transform
 
 LAYERS: dict[str, type[PCModule]] = {
     "linear": PCLinear,

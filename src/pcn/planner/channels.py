@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pcn.dropping import cut_failure, hard_coded
 from pcn.errors import ConfigError
-from pcn.example import Example
 from pcn.graph import ChannelGraph
-from pcn.keep import Wiring
 from pcn.planner.allocation import Served
 from pcn.planner.items import Items
 from pcn.planner.question import Known, Question
+from pcn.planner.widths import coupled
+from pcn.plans.dropping import cut_failure, hard_coded
+from pcn.plans.keep import Wiring
+from pcn.running.example import Example
 from pcn.statistics import Statistics
-from pcn.widths import coupled
 
 SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2)  # of the price of all channels: what is tried
 

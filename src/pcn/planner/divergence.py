@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pcn.errors import StatisticsError
-from pcn.example import Example, device_of
-from pcn.inputs import as_vectors, changed_inputs
 from pcn.layers import layer_type
-from pcn.outputs import logits_of
 from pcn.planner.values import Values, directions_of, forward_of
+from pcn.running.example import Example, device_of
+from pcn.running.inputs import as_vectors, changed_inputs
+from pcn.running.outputs import logits_of
+from pcn.running.untouched import untouched
 from pcn.statistics import Statistics
-from pcn.untouched import untouched
 
 Compare = Callable[[Any, Any], Tensor]
 

@@ -9,15 +9,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pcn.dropping import must_stay, wiring_of
 from pcn.graph import ChannelGraph
-from pcn.keep import Wiring
-from pcn.plan import LayerPlan
 from pcn.planner.allocation import Served
 from pcn.planner.options import Option, rate
 from pcn.planner.prices import taken_off
 from pcn.planner.question import Question
 from pcn.planner.reading import Reading
+from pcn.plans.dropping import must_stay, wiring_of
+from pcn.plans.keep import Wiring
+from pcn.plans.plan import LayerPlan
 from pcn.statistics import Statistics
 
 

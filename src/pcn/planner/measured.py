@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from itertools import product
 
+from pcn.costs.usage import Expected, Usage
 from pcn.errors import ConfigError, suggest
-from pcn.plan import Plan
-from pcn.usage import Expected, Usage
+from pcn.plans.plan import Plan
 
 Form = tuple[int, int | None]  # rank and output rank (None: all outputs are trained)
 

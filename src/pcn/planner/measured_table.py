@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pcn.plan_table import align
+from pcn.costs.usage import MIB, MS, Usage
 from pcn.planner.measured import Measured
-from pcn.usage import MIB, MS, Usage
+from pcn.plans.table import align
 
 HEADER = ("", "rank", "ms", "MiB", "weights", "gradients", "optimizer", "activations")
 TEXTS = 1  # so many columns are texts, the others numbers

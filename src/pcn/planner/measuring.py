@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pcn.costs.timing import model_step_ns
+from pcn.costs.usage import Usage
 from pcn.errors import ConfigError
-from pcn.example import Example, Forward, device_of
-from pcn.failures import saying_which
 from pcn.layers import transformable_layers, unwrap
-from pcn.plan import check_untransformed
 from pcn.planner.kept import Kept
 from pcn.planner.measured import LayerUsage, Measured
 from pcn.planner.trials import Trials, tensors_of
-from pcn.timing import model_step_ns
-from pcn.untouched import untouched
-from pcn.usage import Usage
+from pcn.plans.plan import check_untransformed
+from pcn.running.example import Example, Forward, device_of
+from pcn.running.failures import saying_which
+from pcn.running.untouched import untouched
 
 if TYPE_CHECKING:
     from pcn.budget import Budget

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pcn.plan import LayerPlan
 from pcn.planner.prices import Prices
 from pcn.planner.units import UNITS, Costs
+from pcn.plans.plan import LayerPlan
 
 Price = Callable[["Option"], float]
 POINTS = 16  # ranks at which the share of outputs is worked out, an eigenproblem each

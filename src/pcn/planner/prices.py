@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from pcn.costs.usage import Usage
 from pcn.errors import ConfigError
-from pcn.plan import LayerPlan, Plan
 from pcn.planner.measured import Measured
 from pcn.planner.units import Costs
-from pcn.usage import Usage
+from pcn.plans.plan import LayerPlan, Plan
 
 NOTHING = Measured(Usage(), {})
 

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from pcn.dropping import without_classes
 from pcn.errors import ConfigError
-from pcn.example import Batches, opened
 from pcn.graph import ChannelGraph
 from pcn.layers import by_group, canonical_weight, unwrap
-from pcn.plan import LayerPlan, Plan
 from pcn.planner.allocation import Room, Served, hand_out
 from pcn.planner.measured import Measured
 from pcn.planner.optimizer_state import numbers_kept
 from pcn.planner.options import Option, forms, output_shares, valued
 from pcn.planner.prices import NOTHING, Prices, added, taken_off
 from pcn.planner.values import WIDEST, check_values, directions_of
-from pcn.planning import UNCALLED, make_plan
+from pcn.plans.dropping import without_classes
+from pcn.plans.making import UNCALLED, make_plan
+from pcn.plans.plan import LayerPlan, Plan
+from pcn.running.example import Batches, opened
 from pcn.statistics import Statistics
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pcn.layers import by_group, canonical_weight
-from pcn.plan import LayerPlan
 from pcn.planner.values import directions_of
+from pcn.plans.plan import LayerPlan
 from pcn.statistics import Statistics
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from pcn.errors import StatisticsError
-from pcn.example import Example
-from pcn.gradients import Loss, Reads, predicted_losses
-from pcn.inputs import as_vectors
 from pcn.layers import layer_type
 from pcn.planner.values import Values, added_up, directions_of, forward_of
+from pcn.running.example import Example
+from pcn.running.gradients import Loss, Reads, predicted_losses
+from pcn.running.inputs import as_vectors
+from pcn.running.untouched import untouched
 from pcn.statistics import Statistics
-from pcn.untouched import untouched
 
 SAMPLES = 64
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from pcn.config import PCNConfig
+from pcn.costs.timing import step_ns
+from pcn.costs.usage import Usage
 from pcn.errors import ConfigError
 from pcn.layers import canonical_weight, groups_of, in_width, layout_of, out_width
 from pcn.nn.build import empty_like
 from pcn.planner.kept import Kept, Read, key_of
 from pcn.planner.measured import Form, LayerUsage
 from pcn.planner.optimizer_state import numbers_kept
-from pcn.timing import step_ns
-from pcn.usage import Usage
 
 if TYPE_CHECKING:
     from pcn.budget import Budget

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pcn.usage import MIB, MS
+from pcn.costs.usage import MIB, MS
 
 Costs = Mapping[str, int]  # unit -> amount, in whole numbers of the smallest part: sums are exact
 

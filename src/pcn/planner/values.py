@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pcn.errors import ConfigError, StatisticsError
-from pcn.example import Forward
+from pcn.running.example import Forward
 from pcn.statistics import Statistics
 
 WIDEST = 1024  # directions of one layer that are looked at one by one

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pcn.config import ExplainedVariance, PCNConfig, Rank, Threshold
-from pcn.plan import Plan
+from pcn.plans.plan import Plan
 from pcn.report import headline
 from pcn.report.history import history_of
 from pcn.report.layers import layer_rows

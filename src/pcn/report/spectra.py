@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pcn.plan import Plan
+from pcn.plans.plan import Plan
 from pcn.statistics import Statistics
 from pcn.statistics.sketch import Sketch
 from pcn.statistics.spectrum import EIGH_SIZE

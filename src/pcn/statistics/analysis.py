@@ -9,16 +9,16 @@ from torch import nn
 
 from pcn.distributed.collectives import Ranks
 from pcn.errors import ConfigError, StatisticsError
-from pcn.example import Forward, checked_batches
-from pcn.gradients import Loss, predicted_losses
 from pcn.layers import unwrap
+from pcn.running.example import Forward, checked_batches
+from pcn.running.gradients import Loss, predicted_losses
+from pcn.running.untouched import Mode, checked_mode, untouched
 from pcn.statistics.choice import as_list, check_numbers, check_same, choose_layers
 from pcn.statistics.collect import Collector, Sampling
 from pcn.statistics.forms import SketchOptions
 from pcn.statistics.lag import warn_of_lag, watching_lag
 from pcn.statistics.passes import Passes
 from pcn.statistics.statistics import LayerShape, Statistics
-from pcn.untouched import Mode, checked_mode, untouched
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pcn.errors import StatisticsError
 from pcn.layers import LayerType, canonical_weight, groups_of, in_width, layer_type
-from pcn.seeded import generator
+from pcn.running.seeded import generator
 from pcn.statistics import forms
 from pcn.statistics.blocks import as_block, pooled
 from pcn.statistics.forms import SketchOptions

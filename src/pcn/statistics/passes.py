@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_map_only
 from pcn.distributed.collectives import Ranks
 from pcn.distributed.statistics import add_up_, share_test_vectors_
 from pcn.errors import ConfigError, StatisticsError
-from pcn.example import Example, Forward, device_of
-from pcn.failures import saying_which
-from pcn.gradients import Loss, Reads
+from pcn.running.example import Example, Forward, device_of
+from pcn.running.failures import saying_which
+from pcn.running.gradients import Loss, Reads
 from pcn.statistics.collect import Collector
 from pcn.statistics.sketch import Sketch
 

@@ -15,14 +15,14 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from pcn.errors import FileError
-from pcn.example import Example
-from pcn.folders import write_whole
+from pcn.running.example import Example
+from pcn.running.untouched import checked_mode
+from pcn.saving.whole_files import write_whole
 from pcn.statistics.forms import SketchOptions
 from pcn.statistics.moments import Covariance, Moments
 from pcn.statistics.samples import Samples
 from pcn.statistics.sketch import Sketch
 from pcn.statistics.statistics import LayerShape, Statistics
-from pcn.untouched import checked_mode
 
 FORMAT, VERSION = "pcn-statistics", 1
 FORMS: dict[str, tuple[str, ...]] = {  # the tensors of every form of moments

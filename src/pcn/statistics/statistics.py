@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from pcn.config import Rank
 from pcn.errors import ConfigError, StatisticsError, suggest
-from pcn.example import Example
 from pcn.layers import canonical_weight, groups_of
+from pcn.running.example import Example
+from pcn.running.untouched import Mode
 from pcn.statistics import eigen, forms
 from pcn.statistics.forms import SketchOptions
 from pcn.statistics.moments import Moments
 from pcn.statistics.spectrum import Spectrum
-from pcn.untouched import Mode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

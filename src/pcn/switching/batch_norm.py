@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from pcn.distributed.collectives import Ranks
 from pcn.errors import StatisticsError
-from pcn.example import Example, Forward, checked_batches, device_of
-from pcn.failures import saying_which
 from pcn.layers import unwrap
-from pcn.untouched import counting_alone, untouched
+from pcn.running.example import Example, Forward, checked_batches, device_of
+from pcn.running.failures import saying_which
+from pcn.running.untouched import counting_alone, untouched
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

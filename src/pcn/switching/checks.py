@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 
 from pcn.errors import ConfigError, PlanError, suggest
-from pcn.fit import check_fits
-from pcn.plan import Plan
+from pcn.plans.plan import Plan
+from pcn.rewriting.fit import check_fits
+from pcn.running.untouched import checked_mode
 from pcn.statistics import analyze
 from pcn.statistics.choice import check_numbers
-from pcn.untouched import checked_mode
 
 # What analyze is told anyway: by the switch itself, and by its configuration.
 TAKEN = ("model", "batches", "forward", "exclude", "group")

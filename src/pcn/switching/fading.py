@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pcn.bases import Bases, Basis
-from pcn.edit import rewritten
 from pcn.errors import ConfigError
 from pcn.layers import canonical_weight, unwrap
-from pcn.plan import LayerPlan, Plan
-from pcn.surgery import averaged
-from pcn.transform import dropped_part, response
+from pcn.plans.plan import LayerPlan, Plan
+from pcn.rewriting.bases import Bases, Basis
+from pcn.rewriting.edit import rewritten
+from pcn.rewriting.surgery import averaged
+from pcn.rewriting.transform import dropped_part, response
 
 HALF_STEPS = 16  # in which weights of half precision fade
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from pcn.errors import ConfigError
+from pcn.running.untouched import untouched
 from pcn.training.data import Contiguous, labels_end
 from pcn.training.step import autocast
-from pcn.untouched import untouched
 
 if TYPE_CHECKING:
     from pcn.training.trainer import Trainer

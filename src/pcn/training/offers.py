@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pcn.plan import Plan
+from pcn.plans.plan import Plan
 from pcn.switching import Progress as Seen
 from pcn.switching import Switch
 from pcn.switching.rules import as_switch_rule

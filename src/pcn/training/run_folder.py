@@ -12,13 +12,13 @@ from safetensors.torch import save as serialise
 from torch import nn
 
 from pcn.errors import CheckpointError, ConfigError
-from pcn.folders import write_whole
-from pcn.io import WEIGHTS_FILE, save
-from pcn.plan import Plan, get_plan
 from pcn.planner.measured import Measured
+from pcn.plans.plan import Plan, get_plan
+from pcn.saving.model_folder import WEIGHTS_FILE, save
+from pcn.saving.weights import tensors_to_save
+from pcn.saving.whole_files import write_whole
 from pcn.training.checkpoints import Checkpoints
 from pcn.training.settings import Settings
-from pcn.weights import tensors_to_save
 
 SETTINGS, PLAN, METRICS, RESULT, LOCK = "settings.json", "plan.json", "metrics.jsonl", "result.json", ".lock"
 SPECTRA, COSTS, REPORT = "spectra.json", "costs.json", "report.html"

@@ -15,7 +15,7 @@ from pcn.config import BASES, ORDERS
 from pcn.errors import ConfigError, suggest
 from pcn.limits import number_or_text, read_limit
 from pcn.planner.units import UNITS
-from pcn.untouched import MODES
+from pcn.running.untouched import MODES
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "drops", "cosine")

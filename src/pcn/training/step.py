@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam, Optimizer
 
-from pcn.timing import side_stream
+from pcn.costs.timing import side_stream
 from pcn.training.compiling import Forwards, compile_parts, running
 
 WARM_UP_STEPS = 3  # before a graph is recorded

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pcn.cost import count
+from pcn.costs.count import count
 from pcn.errors import ConfigError
 from pcn.layers import transformable_layers
 from pcn.nn import PCConv2d
-from pcn.plan import Plan, get_plan
+from pcn.plans.plan import Plan, get_plan
 from pcn.statistics import Statistics
 from pcn.switching import Switch
 from pcn.training.data import Again, Batch, Data

@@ -1,0 +1,77 @@
+"""What a model costs: parameters as the paper counts them, and floating-point operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+
+from pcn.costs.constants import Constants
+from pcn.errors import ConfigError
+from pcn.layers import unwrap
+from pcn.running.example import AsModule, Example, Forward
+
+
+@dataclass(frozen=True)
+class Cost:
+    """How many numbers a model trains, and how many it stores."""
+
+    trainable: int
+    total: int
+
+
+def count(model: nn.Module) -> Cost:
+    """Count a model's numbers as the paper does.
+
+    Trainable are the parameters that take gradients. The total adds frozen parameters and every stored floating-point
+    buffer: batch norm's running mean and variance, and the basis and mean of each principal component layer, also
+    where two layers read the same input. Batch norm's counter of batches is not counted.
+
+    >>> count(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    Cost(trainable=12, total=16)
+    """
+    parameters = list(model.parameters())
+    trainable = sum(p.numel() for p in parameters if p.requires_grad)
+    frozen = sum(p.numel() for p in parameters if not p.requires_grad)
+    return Cost(trainable, trainable + frozen + sum(_stored(module) for module in model.modules()))
+
+
+def _stored(module: nn.Module) -> int:
+    temporary = module._non_persistent_buffers_set
+    buffers = (buffer for name, buffer in module._buffers.items() if name not in temporary)
+    return sum(buffer.numel() for buffer in buffers if buffer is not None and buffer.is_floating_point())
+
+
+def flops_per_sample(model: nn.Module, batch: Any, *, forward: Forward | None = None) -> float:
+    """Count the floating-point operations of one forward pass, a multiply-add being two, per sample of the batch.
+
+    Matrix products, convolutions and attention are counted, as ``torch.utils.flop_counter`` does, but not those of
+    parameters and buffers alone: they happen once, however many samples there are. The batch reaches the model by the
+    rules of :func:`pcn.analyze`. Nothing is computed: the model may be on the meta device.
+
+    >>> flops_per_sample(nn.Linear(3, 2), torch.ones(5, 3))
+    12.0
+    """
+    example = Example.of(batch, forward)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    call = AsModule(unwrap(model), example)
+    # Fake copies of parameters and buffers take what the pass writes, batch norm's counter for one.
+    held = {**dict(call.named_parameters()), **dict(call.named_buffers())}
+    state: dict[str, Tensor] = {name: mode.from_tensor(tensor.detach()) for name, tensor in held.items()}
+    inputs = tree_map_only(Tensor, mode.from_tensor, example.inputs)
+    with torch.no_grad(), mode, FlopCounterMode(display=False) as counter, Constants(state.values(), counter) as once:
+        functional_call(call, state, (inputs,))
+    return float(counter.get_total_flops() - once.flops) / _samples(example.inputs)
+
+
+def _samples(inputs: Any) -> int:
+    sizes = [leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0]]
+    if not sizes:
+        raise ConfigError("the batch holds no tensor with samples in it, so there is nothing to count per sample")
+    return int(sizes[0])

@@ -1,0 +1,163 @@
+"""From ranks to plain widths: the narrower architecture without bases that a plan's statistics suggest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pcn.errors import ConfigError, CouplingError, suggest
+from pcn.graph import ChannelGraph
+from pcn.plans.dropping import wiring_of, without_classes
+from pcn.plans.keep import Wiring
+from pcn.plans.plan import LayerPlan, Plan
+
+HALVINGS = 40  # of the interval in which the common factor is searched
+NAMED = 3  # layers that a message names
+
+
+def suggest_widths(plan: Plan, graph: ChannelGraph) -> dict[str, int]:
+    """Return outputs for every layer so that a plain network of these widths trains about as much as the plan's.
+
+    Channels that belong together get one width: in proportion to the share of directions that the layers which read
+    them keep, large layers counting more, and never more than they have. Channels that must stay, stay; when they leave
+    nothing of the plan's size to the others, that is an error.
+    """
+    wiring = wiring_of(plan, graph)
+    groups = _groups(plan, graph, wiring)
+
+    def trained(counts: Sequence[int]) -> float:
+        return _trained(plan, wiring, _kept(groups, counts, graph.class_count))
+
+    least = [group.kept(_smallest(groups)) for group in groups]
+    if trained(least) > plan.trainable_after:
+        raise ConfigError(_too_small(plan, graph, wiring, groups, round(trained(least))))
+    counts = _largest(groups, lambda counts: trained(counts) <= plan.trainable_after)
+    kept = _kept(groups, counts, graph.class_count)
+    return {name: round(float(kept[classes].sum())) for name, classes in wiring.outputs.items()}
+
+
+def narrowed(plan: Plan, graph: ChannelGraph, widths: Mapping[str, int]) -> Plan:
+    """Return the plan of a plain network with these outputs: ``reshape_`` cuts a new model to it, to train anew.
+
+    The first channels by index are kept, which is as good as any before training.
+    """
+    wiring = wiring_of(plan, graph)
+    dropped = torch.zeros(graph.class_count, dtype=torch.bool)
+    for name, width in widths.items():
+        if name not in wiring.outputs:
+            raise ConfigError(f"there is no layer {name!r} with outputs to choose{suggest(name, wiring.outputs)}")
+        channels = wiring.outputs[name]
+        if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= len(channels):
+            raise ConfigError(f"{name!r} cannot have {width!r} outputs: give a whole number from 1 to {len(channels)}")
+        classes = channels.unique()
+        going = classes[round(width / len(channels) * len(classes)) :]
+        if (pinned := next((graph.pinned[cls] for cls in going.tolist() if cls in graph.pinned), None)) is not None:
+            raise CouplingError(f"{name!r} cannot have {width} outputs of {len(channels)}: {pinned}")
+        dropped[going] = True
+    for name, width in widths.items():
+        left = int((~dropped[wiring.outputs[name]]).sum())
+        if left != width:
+            raise CouplingError(f"{name!r} is given {width} outputs, but shares them with layers that leave it {left}")
+    plain = {name: replace(p, rank=None, output_rank=None, note=None) for name, p in plan.layers.items()}
+    return without_classes(replace(plan, layers=plain), graph, dropped, {})
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Channel classes that share a width, and the share of it that their readers want."""
+
+    classes: Tensor
+    share: float
+
+    def kept(self, factor: float) -> int:
+        """How many of its channels are kept when every wish is multiplied by a factor."""
+        return min(round(factor * self.share * len(self.classes)), len(self.classes))
+
+
+def _smallest(groups: Sequence[_Group]) -> float:
+    """The factor above which every group keeps a channel, and no single one where the plan keeps more directions."""
+    wishes = [group.share * len(group.classes) for group in groups]
+    return max(((0.501 if wish < 1.5 else 1.501) / wish for wish in wishes), default=0.0)
+
+
+def _largest(groups: Sequence[_Group], fits: Callable[[Sequence[int]], bool]) -> list[int]:
+    """The most channels of the groups that fit: all in proportion, then one more wherever that fits too."""
+    low, high = _smallest(groups), 1.0 / min((group.share for group in groups), default=1.0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if fits([group.kept(middle) for group in groups]):
+            low = middle
+        else:
+            high = middle
+    counts = [group.kept(low) for group in groups]
+    for index, group in enumerate(groups):
+        more = [*counts[:index], counts[index] + 1, *counts[index + 1 :]]
+        if more[index] <= len(group.classes) and fits(more):
+            counts = more
+    return counts
+
+
+def _too_small(plan: Plan, graph: ChannelGraph, wiring: Wiring, groups: Sequence[_Group], least: int) -> str:
+    """Say which channels leave nothing to the others, and which size would do."""
+    fixed = _kept(groups, [0] * len(groups), graph.class_count)
+    taken = {name: _plain(plan.layers[name], wiring, fixed) for name in wiring.outputs}
+    held = [name for name in sorted(taken, key=lambda name: -taken[name]) if fixed[wiring.outputs[name]].any()]
+    why = (f"{name!r} ({_reason(graph, wiring.outputs[name])})" for name in held[:NAMED])
+    return (
+        f"a plain network cannot be as small as this plan, which trains {plan.trainable_after:,}: channels that must "
+        f"stay take {round(_trained(plan, wiring, fixed)):,}, most of them in {', '.join(why)}, and with the others in "
+        f"proportion it is at least {least:,}: give the plan as much, by a larger budget or higher ranks"
+    )
+
+
+def _reason(graph: ChannelGraph, classes: Tensor) -> str:
+    return next((graph.pinned[cls] for cls in classes.tolist() if cls in graph.pinned), "no layer reads them")
+
+
+def _groups(plan: Plan, graph: ChannelGraph, wiring: Wiring) -> list[_Group]:
+    wished, weights = torch.zeros(2, graph.class_count, dtype=torch.float64)
+    for name, classes in wiring.inputs.items():
+        layer, read = plan.layers[name], classes.unique()
+        share = 1.0 if layer.rank is None else layer.rank / (layer.in_features // layer.groups)
+        wished[read] += share * layer.trainable_before
+        weights[read] += layer.trainable_before
+    found: list[_Group] = []
+    for members in coupled(wiring):
+        classes = torch.tensor(sorted(members))
+        if members.isdisjoint(graph.pinned) and bool((weights[classes] > 0).all()):
+            found.append(_Group(classes, float((wished[classes] / weights[classes]).mean())))
+    return found
+
+
+def coupled(wiring: Wiring) -> list[set[int]]:
+    """The sets of classes that layers put out, those that overlap taken together."""
+    sets: list[set[int]] = []
+    for classes in wiring.outputs.values():
+        own = set(classes.tolist())
+        apart = [other for other in sets if own.isdisjoint(other)]
+        sets = [*apart, own.union(*(other for other in sets if not own.isdisjoint(other)))]
+    return sets
+
+
+def _kept(groups: Sequence[_Group], counts: Sequence[int], classes: int) -> Tensor:
+    """For every class, the share of its group that is kept."""
+    kept = torch.ones(classes, dtype=torch.float64)
+    for group, count in zip(groups, counts, strict=True):
+        kept[group.classes] = count / len(group.classes)
+    return kept
+
+
+def _trained(plan: Plan, wiring: Wiring, kept: Tensor) -> float:
+    """What all layers would train as plain ones."""
+    return sum(_plain(layer, wiring, kept) for layer in plan.layers.values())
+
+
+def _plain(layer: LayerPlan, wiring: Wiring, kept: Tensor) -> float:
+    out, inp = wiring.outputs.get(layer.name), wiring.inputs.get(layer.name)
+    outputs = layer.out_features if out is None else float(kept[out].sum())
+    width = layer.in_features / layer.groups
+    inputs = width if inp is None else float(kept[inp].mean()) * width
+    return outputs * (inputs * layer.taps + layer.bias)

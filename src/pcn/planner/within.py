@@ -1,0 +1,167 @@
+"""A plan within a budget: every step of rank goes to the layer where it is worth most for what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from pcn.budget import Budget
+from pcn.config import LayerRule, PCNConfig
+from pcn.errors import ConfigError, TraceError
+from pcn.graph import ChannelGraph, trace
+from pcn.layers import unwrap
+from pcn.planner.allocation import Served
+from pcn.planner.channels import Answer, with_channels
+from pcn.planner.measured import Measured
+from pcn.planner.measuring import measure_costs
+from pcn.planner.options import Option
+from pcn.planner.prices import taken_off
+from pcn.planner.question import Question
+from pcn.planner.reachable import check_reachable, traced
+from pcn.planner.units import amounts
+from pcn.plans.dropping import without_classes
+from pcn.plans.making import UNCALLED, make_plan
+from pcn.plans.plan import LayerPlan, Plan
+from pcn.rewriting.fit import check_statistics
+from pcn.running.example import Batches, Example, Forward, device_of
+from pcn.statistics import Statistics
+
+WHITENED = 1.0  # how far directions are preconditioned where nobody says; docs/comparison.md has the trials
+
+
+def fit_budget(
+    model: nn.Module,
+    stats: Statistics,
+    budget: Budget,
+    *,
+    batches: Batches = (),
+    graph: ChannelGraph | None = None,
+    measured: Measured | None = None,
+) -> PCNConfig:
+    """Return the configuration with ranks for every layer so that the whole model stays within the budget.
+
+    A layer to which the budget gives its full width stays as it is, and so does a frozen one. ``batches`` are needed
+    where the worth is measured on them; ``measured`` are costs that :func:`pcn.measure_costs` has found already.
+    """
+    if not isinstance(budget, Budget):
+        raise ConfigError(f"budget={budget!r}: give a Budget, such as Budget(params=0.25)")
+    check_statistics(stats, unwrap(model))
+    if budget.drop_channels:
+        raise ConfigError(
+            "a configuration cannot say which channels go: make_plan(model, stats, budget) gives the plan"
+        )
+    check_reachable(model, budget)
+    graph = graph or _graph(model, stats.example, budget)[0]
+    measured = measured or _measured(model, stats.example, budget)
+    question = Question.of(model, stats, budget, graph, measured)
+    return _as_config(budget, question.answer(question.known(stats, batches)))
+
+
+def plan_within(
+    model: nn.Module,
+    stats: Statistics,
+    budget: Budget,
+    *,
+    batches: Batches = (),
+    graph: ChannelGraph | None = None,
+    example: Any = None,
+    measured: Measured | None = None,
+) -> Plan:
+    """Make the plan for a budget; the note of every layer says what more rank would have bought."""
+    check_reachable(model, budget)
+    example = _as_example(model, stats.example if example is None else example)
+    graph, untraced = (graph, UNCALLED) if graph is not None else _graph(model, example, budget)
+    measured = measured or _measured(model, example, budget)
+    question = Question.of(model, stats, budget, graph, measured)
+    known = question.known(stats, batches)
+    if not budget.drop_channels:
+        answer = Answer(question.answer(known))
+    elif graph is None or example is None:
+        answer = Answer(question.answer(known), reasons=dict.fromkeys(question.names, untraced))
+    else:
+        answer = with_channels(question, known, stats, graph, example)
+    plan = make_plan(model, stats, _as_config(budget, answer.served), graph=graph, example=example)
+    if answer.dropped is not None and graph is not None:
+        plan = without_classes(plan, graph, answer.dropped, {})
+    explained = {name: _explained(plan.layers[name], each) for name, each in answer.served.items()}
+    for name in question.prices.frozen:
+        explained[name] = replace(plan.layers[name], reason=plan.layers[name].reason and "its weight is frozen")
+    usage = None if measured is None else measured.expected(plan)
+    layers = {name: _with_outputs(layer, answer) for name, layer in {**plan.layers, **explained}.items()}
+    return replace(plan, layers=layers, usage=usage)
+
+
+def _as_example(model: nn.Module, example: Any) -> Example | None:
+    return example if example is None or isinstance(example, Example) else Example.of(example, device=device_of(model))
+
+
+def _as_config(budget: Budget, served: dict[str, Served]) -> PCNConfig:
+    rules = {
+        name: LayerRule(rank=each.option.rank, output_rank=each.option.output_rank) for name, each in served.items()
+    }
+    config = budget.config
+    own_bases = "kept_block" in (config.order, *(rule.order for rule in config.layers.values()))
+    power = WHITENED if config.precondition is None and not own_bases else config.precondition
+    layers = {**config.layers, **rules}
+    return replace(config, rank=None, output_rank=None, precondition=power, layers=layers)
+
+
+def _graph(model: nn.Module, example: Example | None, budget: Budget) -> tuple[ChannelGraph | None, str]:
+    """The model's graph, or why there is none; a budget of operations is refused without it."""
+    if example is None:
+        return None, UNCALLED
+    if budget.flops is not None:
+        return traced(unwrap(model), example), ""
+    try:
+        return trace(unwrap(model), example), ""
+    except TraceError as error:
+        return None, str(error)
+
+
+def _measured(model: nn.Module, example: Any, budget: Budget) -> Measured | None:
+    """What a step takes, where the budget asks for that."""
+    if not budget.measures:
+        return None
+    if example is None:
+        raise ConfigError(
+            "a budget of time or memory needs to run the model, and how it is called is unknown: give "
+            "measured=pcn.measure_costs(model, batch, budget)"
+        )
+    return measure_costs(model, example, budget, times=budget.step_ms is not None)
+
+
+def measure_first(model: nn.Module, batch: Any, budget: Budget, *, forward: Forward | None = None) -> Measured | None:
+    """Measure on one batch what a budget needs to know, if anything, and refuse one that no ranks could meet."""
+    if batch is None or not budget.measures:
+        return None
+    measured = _measured(model, Example.of(batch, forward, device_of(unwrap(model))), budget)
+    check_reachable(model, budget, measured)
+    return measured
+
+
+def _explained(layer: LayerPlan, served: Served) -> LayerPlan:
+    """A layer's plan with what the next step would have bought, or why it stays whole."""
+    if layer.rank is None:
+        why = "the budget keeps it whole" if served.choices > 1 else "no form of it would be smaller and no slower"
+        return replace(layer, reason=why)
+    following = _next(served.option, served.following)
+    return replace(layer, note="; ".join(filter(None, (layer.note, following))) or None)
+
+
+def _with_outputs(layer: LayerPlan, answer: Answer) -> LayerPlan:
+    """A layer's plan with what the outputs that go are worth, or why none do."""
+    reason = layer.output_reason or answer.reasons.get(layer.name)
+    note = "; ".join(filter(None, (layer.note, answer.notes.get(layer.name)))) or None
+    return replace(layer, note=note, output_reason=reason)
+
+
+def _next(option: Option, following: Option | None) -> str | None:
+    if following is None:
+        return None
+    what = "all of it" if following.rank is None else f"rank {following.rank}"
+    if following.output_rank is not None:
+        what += f" with {following.output_rank} trained outputs"
+    gained = (following.worth - option.worth) / following.worth
+    return f"{what} would be worth {gained:.2%} more, for {amounts(taken_off(following.costs, option.costs))}"

@@ -1,0 +1,128 @@
+"""Making a Plan from a configuration and statistics: ranks first, then the outputs that nobody needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from pcn.config import PCNConfig
+from pcn.errors import ConfigError, TraceError
+from pcn.graph import ChannelGraph, trace
+from pcn.layers import transformable_layers, unwrap
+from pcn.plans.dropping import plan_outputs
+from pcn.plans.keep import Request
+from pcn.plans.plan import LayerPlan, Plan, check_untransformed
+from pcn.plans.ranks import rank_layers
+from pcn.rewriting.fit import check_statistics
+from pcn.running.example import Batches, Example, device_of
+from pcn.statistics import Statistics
+
+if TYPE_CHECKING:
+    from pcn.budget import Budget
+    from pcn.planner.measured import Measured
+
+UNCALLED = "how the model is called is unknown; give example= to trace it"
+
+
+def make_plan(
+    model: nn.Module,
+    stats: Statistics | None,
+    config: PCNConfig | Budget | None = None,
+    *,
+    graph: ChannelGraph | None = None,
+    example: Any = None,
+    batches: Batches = (),
+    measured: Measured | None = None,
+) -> Plan:
+    """Decide what every layer keeps; nothing is changed yet.
+
+    With a :class:`pcn.Budget` ranks are chosen to fit it; ``batches`` (or a function that opens them) are needed where
+    what they are worth is measured on them, and costs that :func:`pcn.measure_costs` has found need not be again.
+
+    The graph is traced on the statistics' own example unless one is given, as an :class:`Example` or as a batch that
+    :func:`pcn.analyze` would take. Without statistics (``None``) the plan is about shapes only: ranks must be numbers
+    or fractions, and of dropped outputs the first ones by index are kept.
+    """
+    model = unwrap(model)
+    config = config or PCNConfig()
+    check_untransformed(model)
+    if stats is not None:
+        check_statistics(stats, model)
+    if graph is not None and not isinstance(graph, ChannelGraph):
+        raise ConfigError(f"graph is of type {type(graph).__name__}: give what pcn.trace(model, example) returns")
+    if not isinstance(config, PCNConfig):
+        from pcn.budget import Budget
+        from pcn.planner.within import plan_within
+
+        if not isinstance(config, Budget):
+            raise ConfigError(f"config={config!r}: give a PCNConfig, or a Budget such as Budget(params=0.25)")
+        if stats is None:
+            raise ConfigError("a budget needs statistics: give those of pcn.analyze(model, batches)")
+        return plan_within(model, stats, config, batches=batches, graph=graph, example=example, measured=measured)
+    found = list(transformable_layers(model))
+    config.check_names(name for name, _, _ in found)
+    if example is None:
+        example = None if stats is None else stats.example
+    elif not isinstance(example, Example):
+        example = Example.of(example, device=device_of(model))
+    tracing_error = None
+    if graph is None and example is not None:
+        try:
+            graph = trace(model, example)
+        except TraceError as error:
+            tracing_error = str(error)
+    layers, left_alone = rank_layers(found, stats, config, graph)
+    requests = _requests(config, layers)
+    if requests and (graph is None or example is None):
+        why = tracing_error or UNCALLED
+        layers = _without_graph(layers, requests, why)
+        requests = []
+    plan = Plan(_with_graph(layers, graph, example), left_alone=left_alone)
+    if requests and graph is not None and example is not None:
+        plan = plan_outputs(plan, model, stats, config, requests, graph, example)
+    return plan
+
+
+def _requests(config: PCNConfig, layers: Mapping[str, LayerPlan]) -> list[Request]:
+    requests = []
+    for name in layers:
+        rule, exact = config.rule_for(name)
+        if rule.keep_outputs is not None and config.excludes(name) is None:
+            requests.append(Request(name, rule.keep_outputs, exact))
+    return requests
+
+
+def _without_graph(layers: dict[str, LayerPlan], requests: list[Request], why: str) -> dict[str, LayerPlan]:
+    for request in requests:
+        if request.exact:
+            raise TraceError(f"{request.layer!r} is asked to keep {request.keep} outputs, but {why}")
+        layers[request.layer] = replace(layers[request.layer], output_reason=why)
+    return layers
+
+
+def _with_graph(
+    layers: dict[str, LayerPlan], graph: ChannelGraph | None, example: Example | None
+) -> dict[str, LayerPlan]:
+    if graph is None:
+        return layers
+    batch = next((leaf.shape[0] for leaf in tree_leaves(example and example.inputs) if _has_batch(leaf)), 1)
+    none = (None, None)
+    positions = {name: tuple(count // batch for count in counts) for name, counts in graph.positions.items()}
+    return {
+        name: replace(
+            layer,
+            norm_after=graph.norm_after.get(name),
+            in_positions=positions.get(name, none)[0],
+            out_positions=positions.get(name, none)[1],
+            activation=layer.activation or " ".join(graph.reads.get(name, ())) or None,
+        )
+        for name, layer in layers.items()
+    }
+
+
+def _has_batch(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] > 0

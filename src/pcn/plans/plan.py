@@ -1,0 +1,286 @@
+"""The Plan: plain data that says what every layer keeps, and why the others are left alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from pcn.config import BasisKind, Order
+from pcn.costs.usage import Expected
+from pcn.errors import PlanError, suggest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pcn.graph import ChannelGraph
+    from pcn.rewriting.optimizer_checks import Optimizers
+    from pcn.statistics import Statistics
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The indices kept of one dimension of a tensor, and its size before."""
+
+    size: int
+    kept: tuple[int, ...]
+
+
+Slices = Mapping[str, Mapping[int, Cut]]
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What becomes of one layer: shapes and reasons only, no weights."""
+
+    name: str
+    kind: str
+    in_features: int
+    out_features: int
+    groups: int = 1
+    kernel: tuple[int, ...] = ()
+    bias: bool = True  # whether the layer has a bias; a transformed one gains one
+    rank: int | None = None  # directions of the input that are kept (per group); None: the input stays as it is
+    kept_inputs: int = 0  # inputs left after the layers before have dropped outputs
+    kept_outputs: int = 0  # outputs left after dropping
+    order: Order = "truncate_first"
+    output_rank: int | None = None  # outputs (per group) that are trained behind an output basis; None: all are
+    basis: BasisKind = "pca"
+    precondition: float = 0.0
+    train_basis: bool = False
+    keep_dropped: bool = False
+    activation: str | None = None  # layers with the same one read the same input and share its basis
+    norm_after: str | None = None  # the batch norm that alone reads the output: it can absorb a gained bias
+    in_positions: int | None = None  # positions of the input per sample, where the graph is known
+    out_positions: int | None = None
+    reason: str | None = None  # why the input is not transformed
+    output_reason: str | None = None  # why no output is dropped, or fewer than asked for
+    note: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept_inputs", self.kept_inputs or self.in_features)
+        object.__setattr__(self, "kept_outputs", self.kept_outputs or self.out_features)
+
+    @property
+    def depthwise(self) -> bool:
+        return self.groups > 1 and self.groups == self.in_features
+
+    @property
+    def taps(self) -> int:
+        """Number of kernel positions."""
+        return math.prod(self.kernel)
+
+    @property
+    def width_after(self) -> int:
+        """Inputs that every output is computed from, afterwards: directions of the basis, where there is one."""
+        if self.rank is not None:
+            return self.rank
+        return self.in_features // self.groups if self.depthwise else self.kept_inputs // self.groups
+
+    @property
+    def trainable_before(self) -> int:
+        return self.out_features * (self.in_features // self.groups * self.taps + self.bias)
+
+    @property
+    def trainable_after(self) -> int:
+        """Weights and biases that are trained afterwards (the basis too, where it is trained)."""
+        if self.rank is None:
+            return self.kept_outputs * (self.width_after * self.taps + self.bias)
+        core = self.trained_outputs * self.rank * self.taps
+        return core + self.kept_outputs + self.train_basis * self.input_basis_size
+
+    @property
+    def basis_size(self) -> int:
+        """Entries of the bases and the mean, which are stored beside the weights."""
+        return self.input_basis_size + self.kept_outputs * (self.output_rank or 0)
+
+    @property
+    def input_basis_size(self) -> int:
+        return 0 if self.rank is None else self.kept_inputs * (self.rank + 1)
+
+    @property
+    def trained_outputs(self) -> int:
+        """Outputs that the trained weight computes: fewer than the layer's where an output basis expands them."""
+        return self.kept_outputs if self.output_rank is None else self.groups * self.output_rank
+
+    @property
+    def stored_after(self) -> int:
+        """Trained entries and the frozen bases."""
+        return self.trainable_after + self.basis_size - self.train_basis * self.input_basis_size
+
+    @property
+    def flops_before(self) -> int | None:
+        """Floating-point operations of one forward pass, per sample."""
+        if self.out_positions is None:
+            return None
+        return 2 * self.out_positions * self.out_features * self.in_features // self.groups * self.taps
+
+    @property
+    def flops_after(self) -> int | None:
+        """The same after the change, the projection included."""
+        if self.in_positions is None or self.out_positions is None:
+            return None
+        projection = 0 if self.rank is None else self.in_positions * self.kept_inputs * self.rank
+        expansion = 0 if self.output_rank is None else self.out_positions * self.kept_outputs * self.output_rank
+        core = self.out_positions * self.trained_outputs * self.width_after * self.taps
+        return 2 * (core + projection + expansion)
+
+    @property
+    def changed(self) -> bool:
+        return self.rank is not None or self.kept_inputs != self.in_features or self.kept_outputs != self.out_features
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every layer keeps.
+
+    ``slices`` lists, for every parameter and buffer that loses channels, the indices kept along each dimension;
+    ``left_alone`` gives the reason for every other module with parameters; ``usage`` is what a training step takes
+    before and after, where that was measured; ``forms`` remembers which form of each layer is fastest where
+    (:func:`pcn.fusion.fastest_forms`).
+    """
+
+    layers: dict[str, LayerPlan]
+    slices: Slices = field(default_factory=dict)
+    left_alone: dict[str, str] = field(default_factory=dict)
+    usage: Expected | None = None
+    forms: dict[str, dict[str, str]] = field(default_factory=dict)  # where -> layer -> form
+
+    @property
+    def transformed(self) -> list[LayerPlan]:
+        return [layer for layer in self.layers.values() if layer.rank is not None]
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether it is applied with statistics that come from ``analyze(..., gradients=True)``."""
+        return any(layer.basis == "balanced" for layer in self.transformed)
+
+    @property
+    def trainable_before(self) -> int:
+        """Trainable parameters of the listed layers now; norms and embeddings are not counted here."""
+        return sum(layer.trainable_before for layer in self.layers.values())
+
+    @property
+    def trainable_after(self) -> int:
+        return sum(layer.trainable_after for layer in self.layers.values())
+
+    def kept(self, tensor: str, dim: int) -> tuple[int, ...] | None:
+        """The indices kept of a tensor along a dimension, or None for all."""
+        cut = self.slices.get(tensor, {}).get(dim)
+        return None if cut is None else cut.kept
+
+    def with_rank(self, name: str, rank: int | None) -> Plan:
+        """Return the plan with another rank for one layer, or with None for a layer that reads its input as it is."""
+        if name not in self.layers:
+            raise PlanError(f"the plan has no layer {name!r}{suggest(name, self.layers)}")
+        layer = self.layers[name]
+        width = layer.in_features // layer.groups
+        if rank is not None and (type(rank) is not int or not 1 <= rank <= width):
+            raise PlanError(f"{name!r} cannot have rank {rank!r}: give a whole number from 1 to {width}, or None")
+        reason = "no rank asked for" if rank is None else None
+        layers = {**self.layers, name: replace(layer, rank=rank, reason=reason, note=None)}
+        return replace(self, layers=layers, usage=None, forms={})
+
+    def apply_(
+        self,
+        model: nn.Module,
+        stats: Statistics,
+        *,
+        optimizer: Optimizers = None,
+        ema: nn.Module | None = None,
+        strict: bool = False,
+        check: bool = True,
+    ) -> Plan:
+        """Change the model in place to what the plan says, all or nothing, and return the plan.
+
+        The optimizer, or each in a list of all that train the model, keeps its groups and gets the new parameters with
+        their history; an averaged copy (``ema``) follows. That the state of optimizers other than SGD, Adam and AdamW
+        starts afresh, or that a trainable parameter which is replaced is in none of them, is warned of, or refused
+        when ``strict``.
+        """
+        from pcn.distributed.refusals import check_changeable
+        from pcn.layers import unwrap
+        from pcn.rewriting.bases import find_bases
+        from pcn.rewriting.fit import check_fits, check_statistics
+        from pcn.rewriting.surgery import apply_plan_
+
+        check_changeable(model, optimizer)
+        check_fits(self, unwrap(model))
+        check_statistics(stats, unwrap(model))
+        example = stats.example if check else None
+        apply_plan_(
+            self, model, find_bases(self, stats, model), example=example, optimizer=optimizer, ema=ema, strict=strict
+        )
+        return self
+
+    def reshape_(self, model: nn.Module) -> Plan:
+        """Give the model the plan's architecture with fresh weights: to load others into it, or to train it anew."""
+        from pcn.rewriting.surgery import reshape_
+
+        reshape_(self, model)
+        return self
+
+    def suggest_widths(self, graph: ChannelGraph) -> dict[str, int]:
+        """Outputs of every layer for a plain, narrower network of about the same size (graph: :func:`pcn.trace`)."""
+        from pcn.planner.widths import suggest_widths
+
+        return suggest_widths(self, graph)
+
+    def narrowed(self, graph: ChannelGraph, widths: Mapping[str, int]) -> Plan:
+        """The plan of that plain network: ``reshape_`` cuts a newly built model to it, to be trained from scratch."""
+        from pcn.planner.widths import narrowed
+
+        return narrowed(self, graph, widths)
+
+    def to_json(self) -> str:
+        from pcn.plans.as_json import dumps
+
+        return dumps(self)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        from pcn.plans.as_json import loads
+
+        return loads(text)
+
+    def __str__(self) -> str:
+        from pcn.plans.table import plan_table
+
+        return plan_table(self)
+
+    def _repr_html_(self) -> str:
+        from pcn.display.html import plan_html
+
+        return plan_html(self)
+
+    def plot(self) -> Figure:
+        """Draw what is kept of every layer with matplotlib."""
+        from pcn.display.plots import plot_plan
+
+        return plot_plan(self)
+
+
+def get_plan(model: nn.Module) -> Plan | None:
+    """Return the plan that was applied to a model, or None."""
+    from pcn.layers import unwrap
+
+    plan: Any = getattr(unwrap(model), "_pcn_plan", None)
+    return plan if isinstance(plan, Plan) else None
+
+
+def check_untransformed(model: nn.Module) -> None:
+    """Raise when a plan has changed a model already."""
+    plan = get_plan(model)
+    if plan is not None and (plan.slices or any(layer.changed for layer in plan.layers.values())):
+        raise PlanError("this model has been transformed already; pcn.fold_(model) brings its plain layers back")
+
+
+def set_plan_(model: nn.Module, plan: Plan | None) -> None:
+    """Have a model carry a plan, through copies and pickles too, or none."""
+    if plan is None:
+        model.__dict__.pop("_pcn_plan", None)
+    else:
+        model.__dict__["_pcn_plan"] = plan

@@ -1,0 +1,169 @@
+"""Giving every layer its rank, or the reason why it keeps its input as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from pcn.config import ExplainedVariance, Fixed, LayerRule, PCNConfig, RankRule, SpectrumLike, Threshold, as_rank_rule
+from pcn.errors import ConfigError
+from pcn.graph import ChannelGraph
+from pcn.layers import canonical_weight, groups_of, layer_type
+from pcn.plans.plan import LayerPlan
+from pcn.statistics import Spectrum, Statistics, forms
+
+NO_RANK = "no rank asked for"
+
+
+def rank_layers(
+    found: list[tuple[str, nn.Module, str | None]],
+    stats: Statistics | None,
+    config: PCNConfig,
+    graph: ChannelGraph | None,
+) -> tuple[dict[str, LayerPlan], dict[str, str]]:
+    """Give every layer its rank or the reason why it has none; return these, and the reasons of other modules."""
+    layers: dict[str, LayerPlan] = {}
+    left_alone: dict[str, str] = {}
+    for name, module, reason in found:
+        if reason is not None and not _has_sizes(module):
+            left_alone[name] = _refuse_named(name, config, reason)
+            continue
+        layer = _describe(name, module)
+        reason = _excluded(name, config) or reason or _unmeasured(name, stats) or _directly_read(name, graph)
+        layers[name] = _with_rank(layer, stats, config, reason)
+    return layers, left_alone
+
+
+def _has_sizes(module: nn.Module) -> bool:
+    """Whether a module is a layer with a weight of its own, be it one that must be left alone."""
+    if layer_type(module) is None:
+        return False  # a scripted module does not even say what parameters it has
+    weight = module._parameters.get("weight")
+    return weight is not None and not isinstance(weight, nn.parameter.UninitializedParameter)
+
+
+def _refuse_named(name: str, config: PCNConfig, reason: str) -> str:
+    rule, exact = config.rule_for(name)
+    if exact and rule != LayerRule(order=rule.order) and config.excludes(name) is None:
+        raise ConfigError(f"{name!r} has a rule of its own but must be left alone: {reason}")
+    return reason
+
+
+def _describe(name: str, module: nn.Module) -> LayerPlan:
+    kind = layer_type(module)
+    weight = canonical_weight(module)
+    assert kind is not None
+    groups = groups_of(module)
+    return LayerPlan(
+        name,
+        kind.kind,
+        weight.shape[1] * groups,
+        weight.shape[0],
+        groups,
+        tuple(weight.shape[2:]),
+        module.bias is not None,
+    )
+
+
+def _unmeasured(name: str, stats: Statistics | None) -> str | None:
+    if stats is None or name in stats.layers:
+        return None
+    return stats.left_alone.get(name, "the statistics do not cover it")
+
+
+def _directly_read(name: str, graph: ChannelGraph | None) -> str | None:
+    who = None if graph is None else graph.directly_read.get(name)
+    return None if who is None else f"{who!r} uses its weight without calling it"
+
+
+def _excluded(name: str, config: PCNConfig) -> str | None:
+    pattern = config.excludes(name)
+    return None if pattern is None else f"excluded by {pattern!r}"
+
+
+def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, reason: str | None) -> LayerPlan:
+    rule, exact = config.rule_for(layer.name)
+    if reason is None and rule.rank is None:
+        reason = NO_RANK
+    elif reason is not None and exact and config.excludes(layer.name) is None and rule.rank is not None:
+        raise ConfigError(f"{layer.name!r} is asked for a rank but must be left alone: {reason}")
+    layer = replace(
+        layer,
+        order=rule.order or config.order,
+        basis=config.basis,
+        precondition=config.precondition or 0.0,
+        train_basis=config.train_basis,
+        keep_dropped=config.keep_dropped,
+    )
+    if reason is not None or rule.rank is None:
+        return replace(layer, reason=reason)
+    width = layer.in_features // layer.groups
+    wish = as_rank_rule(rule.rank)
+    if isinstance(wish, Fixed) and wish.count > width and not config.mentions(layer.name):
+        return replace(layer, reason=f"its input has {width} dimensions, fewer than the rank {wish.count}")
+    rank, note = _rank(layer.name, wish, _spectrum(layer, width, stats), config.multiple_of)
+    if note is None and stats is not None and stats.samples(layer.name) <= width:
+        note = f"{stats.samples(layer.name)} samples of {width} inputs: more samples may show more directions"
+    if layer.order == "kept_block" and (layer.basis != "pca" or layer.precondition):
+        raise ConfigError(f"{layer.name!r}: order 'kept_block' makes PCA bases of its own; choose another order")
+    if layer.basis != "pca" and width > forms.WIDEST_BASIS:
+        raise ConfigError(
+            f"{layer.name!r}: basis={layer.basis!r} needs the whole covariance of its {width:,} inputs, and goes up to "
+            f"{forms.WIDEST_BASIS:,}: exclude it, or choose 'pca'"
+        )
+    if stats is not None and config.needs_gradients:
+        stats.check_gradients(layer.name)
+    outputs = None if rule.output_rank is None else _output_rank(layer, rule.output_rank, config.multiple_of)
+    activation = None if stats is None else stats.layers[layer.name]
+    planned = replace(layer, rank=rank, output_rank=outputs, note=note, activation=activation)
+    if config.skip_larger and not exact and planned.stored_after >= planned.trainable_before:
+        why = f"rank {rank} of {width} would not make it smaller, the basis included (skip_larger=False insists)"
+        return replace(layer, reason=why)
+    return planned
+
+
+def _output_rank(layer: LayerPlan, wish: int | float, multiple_of: int) -> int | None:
+    """The number of outputs that are trained, in each group; None where that would be all of them."""
+    width = layer.out_features // layer.groups
+    count = min(as_rank_rule(wish).rank(_WidthOnly(width)), width)
+    count = -(-count // multiple_of) * multiple_of
+    return count if count < width else None
+
+
+def _spectrum(layer: LayerPlan, width: int, stats: Statistics | None) -> SpectrumLike:
+    return _WidthOnly(width) if stats is None else stats.spectrum(layer.name)
+
+
+def _rank(name: str, rule: RankRule, spectrum: SpectrumLike, multiple_of: int) -> tuple[int, str | None]:
+    rank = rule.rank(spectrum)
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise ConfigError(f"{name!r}: {rule!r} gives the rank {rank!r}, which is not a whole number")
+    if not 1 <= rank <= spectrum.width:
+        raise ConfigError(
+            f"{name!r} is asked for rank {rank}, but its input has {spectrum.width} dimensions; "
+            f"give 1 to {spectrum.width} or a fraction, or exclude it"
+        )
+    return min(-(-rank // multiple_of) * multiple_of, spectrum.width), _note(rule, spectrum)
+
+
+def _note(rule: RankRule, spectrum: SpectrumLike) -> str | None:
+    """Say when a rule finds nothing to keep: the spectrum counts one direction all the same."""
+    if isinstance(spectrum, Spectrum) and isinstance(rule, Threshold | ExplainedVariance):
+        variance = rule.variance if isinstance(rule, Threshold) else 0.0
+        if spectrum.largest() <= variance:
+            return f"no direction has a variance above {variance:g}: one is kept"
+    return None
+
+
+@dataclass(frozen=True)
+class _WidthOnly:
+    """Stands for a spectrum where no activation was measured: rules that need variances cannot be answered."""
+
+    width: int
+
+    def count_above(self, variance: float) -> int:
+        raise ConfigError("a threshold on variance needs statistics; without them give a rank or a fraction")
+
+    def count_explaining(self, share: float) -> int:
+        raise ConfigError("a share of variance needs statistics; without them give a rank or a fraction")

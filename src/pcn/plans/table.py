@@ -1,0 +1,104 @@
+"""Printing a plan: layer by layer what is kept, and what that saves."""
+
+from __future__ import annotations
+
+from pcn.plans.plan import LayerPlan, Plan
+
+HEADER = ("layer", "in", "out", "trained", "stored", "FLOPs")
+TEXTS = 3  # so many columns are texts, the others numbers
+
+
+def plan_table(plan: Plan) -> str:
+    """Return the plan as an aligned table with lines of totals, then remarks and the reasons of what is left alone."""
+    rows = [HEADER, *(cells(layer) for layer in plan.layers.values() if layer.changed)]
+    lines = align(rows, TEXTS) if len(rows) > 1 else ["nothing changes"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            *totals(plan),
+            *_listed("remarks:", remarks(plan)),
+            *_listed("left alone:", reasons(plan)),
+        ]
+    )
+
+
+def totals(plan: Plan) -> list[str]:
+    """What all layers of the plan, changed or not, train, store and compute before and after."""
+    layers = list(plan.layers.values())
+    before, stored = plan.trainable_before, sum(layer.stored_after for layer in layers)
+    lines = [
+        _saved(before, plan.trainable_after, "trainable in all linear and convolutional layers"),
+        _saved(before, stored, "stored in them, with bases and means"),
+    ]
+    known = [layer for layer in layers if layer.flops_before and layer.flops_after]
+    if known:
+        before, after = (sum(getattr(layer, side) for layer in known) for side in ("flops_before", "flops_after"))
+        lines.append(_saved(before, after, "FLOPs per sample in them"))
+    return lines if plan.usage is None else lines + plan.usage.lines()
+
+
+def cells(layer: LayerPlan) -> tuple[str, ...]:
+    """What a row says about one layer."""
+    kept = f"{layer.in_features}" + (f" -> {layer.kept_inputs}" if layer.kept_inputs != layer.in_features else "")
+    inputs = kept + (f" -> {layer.rank}" if layer.rank is not None else "")
+    outputs = f"{layer.out_features}" + (
+        f" -> {layer.kept_outputs}" if layer.kept_outputs != layer.out_features else ""
+    )
+    outputs += f" ({layer.trained_outputs} trained)" if layer.output_rank is not None else ""
+    groups = f" in {layer.groups} groups" if layer.groups > 1 else ""
+    share = "" if not layer.flops_before else f"{(layer.flops_after or 0) / layer.flops_before:.0%}"
+    trained = f"{layer.trainable_before:,} -> {layer.trainable_after:,}"
+    return layer.name, inputs + groups, outputs, trained, f"{layer.stored_after:,}", share
+
+
+def remarks(plan: Plan) -> dict[str, list[str]]:
+    """What is to be said about layers that change, each remark once, with the layers that it holds for."""
+    found: dict[str, list[str]] = {}
+    for layer in plan.layers.values():
+        if layer.changed and layer.note:
+            found.setdefault(layer.note, []).append(layer.name)
+        if layer.changed and layer.output_reason:
+            found.setdefault(f"outputs: {layer.output_reason}", []).append(layer.name)
+    return found
+
+
+def reasons(plan: Plan) -> dict[str, list[str]]:
+    """Why layers, or one side of them, stay as they are, each reason once, with the layers that it holds for."""
+    found: dict[str, list[str]] = {}
+    for layer in plan.layers.values():
+        if layer.reason is not None:
+            what = f"inputs stay: {layer.reason}" if layer.changed else layer.reason
+            found.setdefault(what, []).append(layer.name)
+        if layer.output_reason is not None and not layer.changed:
+            found.setdefault(f"outputs stay: {layer.output_reason}", []).append(layer.name)
+    for name, reason in plan.left_alone.items():
+        found.setdefault(reason, []).append(name)
+    return found
+
+
+def shorten(names: list[str], most: int = 4) -> str:
+    """The first few of some names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _listed(title: str, found: dict[str, list[str]]) -> list[str]:
+    lines = [f"  {shorten(names)}: {text}" for text, names in found.items()]
+    return ["", title, *lines] if lines else []
+
+
+def _saved(before: int, after: int, what: str) -> str:
+    return f"{before:,} -> {after:,} {what} ({after / max(before, 1):.1%})"
+
+
+def align(rows: list[tuple[str, ...]], texts: int) -> list[str]:
+    """Rows as lines of one width; the first columns are texts, the others numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        padded = [
+            cell.ljust(width) if index < texts else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return lines

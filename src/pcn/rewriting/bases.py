@@ -1,0 +1,89 @@
+"""The new coordinates of every layer that a plan transforms: all that surgery takes from the statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pcn.layers import LAYER_TYPES, by_group, canonical_weight, unwrap
+from pcn.plans.plan import LayerPlan, Plan
+from pcn.rewriting import directions
+from pcn.rewriting.directions import Directions
+from pcn.statistics import Statistics
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A layer's mean (m,) and directions (m, r); what else is there where it is wanted.
+
+    ``block`` holds the directions of the kept inputs alone (|S|, r), ``dual`` (m, r) leads back from coordinates along
+    directions that are not orthonormal, and ``outputs`` (n, s) expands trained outputs.
+    """
+
+    mean: Tensor
+    directions: Tensor
+    block: Tensor | None = None
+    dual: Tensor | None = None
+    outputs: Tensor | None = None
+
+
+Bases = dict[str, Basis]
+
+
+def find_bases(plan: Plan, stats: Statistics, model: nn.Module) -> Bases:
+    """Work out the coordinates for a plan; with them it can be applied without the statistics."""
+    base = unwrap(model)
+    return {layer.name: _find(plan, layer, stats, base) for layer in plan.transformed}
+
+
+def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:
+    """The inputs of a layer that are left, counted over all groups, or None for all."""
+    kept = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].in_dim)
+    if kept is None:
+        return None
+    width = layer.in_features // layer.groups
+    return (torch.arange(layer.groups)[:, None] * width + torch.tensor(kept)).flatten()
+
+
+def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Basis:
+    assert layer.rank is not None
+    found = _directions(layer, stats, model)
+    outputs = None
+    if layer.output_rank is not None:
+        rows = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].out_dim)
+        weight = _weight(layer, model).to(found.along)
+        weight = by_group(weight if rows is None else weight[list(rows)], layer.groups)
+        outputs = directions.output_directions(weight, found, layer.output_rank).flatten(0, 1)
+    kept, block = kept_inputs(plan, layer), None
+    if kept is not None and layer.order == "kept_block":
+        block = stats.block_basis(layer.name, kept, layer.rank)
+    found = directions.preconditioned(found, layer.precondition)
+    dual = None if found.back is found.along else found.back.flatten(0, 1)
+    return Basis(stats.mean(layer.name), found.along.flatten(0, 1), block, dual, outputs)
+
+
+def _directions(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Directions:
+    """The directions of the kind that the plan asks for, group by group."""
+    assert layer.rank is not None
+    if layer.basis == "pca":
+        values, vectors = stats.spectrum(layer.name).leading(layer.rank)
+        return Directions(vectors, vectors, values)
+    covariance = stats.covariance(layer.name)
+    if layer.basis == "random":
+        found = directions.random(covariance, layer.rank, layer.name)
+    else:
+        found = directions.balanced(covariance, _gram(layer, stats, model).to(covariance), layer.rank)
+    return directions.uncorrelated(found, covariance)
+
+
+def _gram(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Tensor:
+    """How much errors in what a layer reads matter: to the loss, or to the layer's own output."""
+    if layer.basis == "balanced":
+        return stats.gradient_moments(layer.name)
+    return directions.response_gram(by_group(_weight(layer, model).double(), layer.groups))
+
+
+def _weight(layer: LayerPlan, model: nn.Module) -> Tensor:
+    return canonical_weight(model.get_submodule(layer.name)).detach()

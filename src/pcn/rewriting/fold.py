@@ -1,0 +1,60 @@
+"""Back to the architecture that the user had: bases multiplied out, dropped channels back where nobody reads them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from pcn.distributed.refusals import check_changeable
+from pcn.errors import PlanError
+from pcn.layers import LAYER_TYPES, unwrap
+from pcn.plans.plan import LayerPlan, get_plan
+from pcn.rewriting.folding import folding
+from pcn.rewriting.optimizer import follow_
+from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers, check_holds, check_optimizers
+from pcn.rewriting.replaced import hand_over_
+from pcn.rewriting.surgery import commit_
+
+CARRIED = (SGD,)  # mean squares of gradients in directions that were not trained are unknown, not zero
+
+
+@torch.no_grad()
+def fold_(model: nn.Module, *, optimizer: Optimizers = None) -> list[str]:
+    """Turn a transformed model back, in place, into the class, shapes and state-dict keys that it was built with.
+
+    The function at inference stays the same. Dropped channels come back as zeros that nobody reads. A bias that a layer
+    gained moves into the batch norm that follows; the names of layers that have to keep theirs are returned.
+
+    An ``optimizer``, or a list of all that train the model, goes on with the new parameters: with its momentum if it is
+    SGD, which is zero in directions that were not trained; the state of any other starts afresh for them, with a
+    warning. An optimizer that is not given keeps the old parameters: make a new one.
+    """
+    check_changeable(model, optimizer)
+    base, optimizers = unwrap(model), as_optimizers(optimizer)
+    plan = get_plan(base)
+    if plan is None:
+        raise PlanError("this model carries no plan: only a model changed by a plan, or loaded with one, can be folded")
+    edit, kept_bias = folding(plan, base)
+    check_optimizers(optimizers, strict=False, carried=CARRIED)
+    check_holds(optimizers, edit.replaced, base, strict=False)
+    with ExitStack() as undo:
+        undo.callback(commit_(base, edit, None))
+        hand_over_(edit.replaced, gradients=False)
+        follow_(optimizers, edit.replaced, edit.gone, carried=CARRIED)
+        undo.pop_all()
+    for name, module in base.named_modules():
+        if name in plan.layers:
+            _set_sizes_(module, plan.layers[name])
+    return kept_bias
+
+
+def _set_sizes_(module: Any, layer: LayerPlan) -> None:
+    """Have a stock layer say the sizes that it had; those of one channel left do not tell whether it was depthwise."""
+    if LAYER_TYPES[layer.kind].spatial:
+        module.in_channels, module.out_channels, module.groups = layer.in_features, layer.out_features, layer.groups
+    elif layer.kind == "linear":
+        module.in_features, module.out_features = layer.in_features, layer.out_features

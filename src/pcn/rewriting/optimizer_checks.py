@@ -1,0 +1,111 @@
+"""The optimizers that are given, and whether they can follow: said before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+
+from pcn.errors import ConfigError, PlanError
+from pcn.rewriting.optimizer import CARRIED, Kinds, first_state, held_by, unknown_entries
+from pcn.rewriting.replaced import Replaced
+from pcn.warn import warn
+
+Optimizers = Optimizer | Sequence[Optimizer] | None
+NAMED = 3  # how many parameters a message names
+
+
+def as_optimizers(given: Optimizers) -> tuple[Optimizer, ...]:
+    """The optimizers that are given: none, one, or all that train a model together.
+
+    >>> from torch import optim
+    >>> as_optimizers(None), len(as_optimizers(optim.SGD(nn.Linear(2, 2).parameters())))
+    ((), 1)
+    """
+    if given is None:
+        return ()
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    optimizers = tuple(given) if isinstance(given, Sequence) else (given,)
+    if not optimizers:
+        raise ConfigError("the list of optimizers is empty: give those that train this model, or None")
+    for optimizer in optimizers:
+        if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
+            said = optimizer.__name__ if isinstance(optimizer, type) else f"of type {type(optimizer).__name__}"
+            raise ConfigError(
+                f"{'an optimizer in the list' if several else 'the optimizer'} is {said}: give the one that trains "
+                "this model, such as torch.optim.SGD(...), a list of them where there are several, or None"
+            )
+    return optimizers
+
+
+def check_optimizers(optimizers: Sequence[Optimizer], *, strict: bool, carried: Kinds = CARRIED) -> None:
+    """Say beforehand whether the optimizers' state can go along: warn that it is reset, or refuse in strict mode."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, LBFGS):
+            raise PlanError(
+                "LBFGS keeps one history of all parameters together, which no replaced parameter fits into; "
+                "switch without it and make a new one afterwards"
+            )
+        if why := _why_afresh(optimizer, carried):
+            _object(f"{type(optimizer).__name__} {why}: its state for replaced parameters starts afresh", strict=strict)
+
+
+def check_holds(
+    optimizers: Sequence[Optimizer], replaced: Sequence[Replaced], model: nn.Module, *, strict: bool
+) -> None:
+    """Raise unless optimizers have some of the parameters that give way, and take those that come in their place.
+
+    Trainable ones that no optimizer has would stand still from then on: warn, or refuse in strict mode.
+    """
+    if not optimizers:
+        return
+    held = held_by(optimizers)
+    trained = [change.old for change in replaced if change.old.requires_grad]
+    lacking = [parameter for parameter in trained if id(parameter) not in held]
+    if lacking and len(lacking) == len(trained):
+        raise PlanError(
+            f"the optimizer holds none of the parameters that are replaced ({_named(lacking, model)}); give the one "
+            f"that trains this model{_strangers(held, model)}"
+        )
+    if lacking:
+        _object(
+            f"no optimizer that was given holds {_named(lacking, model)}, so that nothing trains what takes their "
+            "place: give all optimizers, as in optimizer=[one, other], or freeze these parameters first, with "
+            f"requires_grad_(False){_strangers(held, model)}",
+            strict=strict,
+        )
+    for optimizer in optimizers:
+        first_state(optimizer, replaced)
+
+
+def _why_afresh(optimizer: Optimizer, carried: Kinds) -> str | None:
+    if not isinstance(optimizer, carried):
+        *rest, last = [kind.__name__ for kind in carried]
+        return f"is not {', '.join(rest)} or {last}" if rest else f"is not {last}"
+    unknown = sorted({entry for state in optimizer.state.values() for entry in unknown_entries(state)})
+    return f"remembers {unknown[0]!r}, which is unknown" if unknown else None
+
+
+def _object(text: str, *, strict: bool) -> None:
+    if strict:
+        raise PlanError(f"{text}; pass strict=False to accept that")
+    warn(text)
+
+
+def _named(parameters: list[nn.Parameter], model: nn.Module) -> str:
+    """A few names, then how many there are besides."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    said = ", ".join(repr(names[id(parameter)]) for parameter in parameters[:NAMED])
+    return f"{said} and {len(parameters) - NAMED} more" if len(parameters) > NAMED else said
+
+
+def _strangers(held: set[int], model: nn.Module) -> str:
+    """What to do where optimizers hold parameters that the model does not have, or has no longer."""
+    count = len(held - {id(parameter) for parameter in model.parameters()})
+    if not count:
+        return ""
+    return (
+        f"; {count} of those that it holds are not in this model: after pcn.fold_, make a new optimizer, or have it "
+        "come along, as in pcn.fold_(model, optimizer=...)"
+    )

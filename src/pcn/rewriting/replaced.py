@@ -1,0 +1,98 @@
+"""Parameters that gave way to others: what belonged to them goes into the new coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pcn.nn import PCModule
+from pcn.rewriting.transform import project_first_moment, project_outputs, project_second_moment, unproject_first_moment
+
+GRADIENT = "grad"
+FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
+SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
+
+Carry = Callable[[str, Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A parameter that gave way to another: ``carry`` maps its gradient and what an optimizer holds of it.
+
+    ``carry`` is called with the name of the entry, its value and the old bias's value of the same entry, if any. Where
+    it is None nothing goes along, and all that is kept counts as zero.
+    ``gained`` names parameters that had no predecessor and join the same group.
+    """
+
+    old: nn.Parameter
+    new: nn.Parameter
+    carry: Carry | None
+    old_bias: nn.Parameter | None = None
+    gained: tuple[tuple[str, nn.Parameter], ...] = ()
+
+    def carried(self, entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
+        """The new parameter's value of an entry, in memory as it lies there itself, which fused optimizers rely on."""
+        laid_out = torch.zeros_like(self.new, dtype=value.dtype, device=value.device, requires_grad=False)
+        return laid_out if self.carry is None else laid_out.copy_(self.carry(entry, value, bias_value))
+
+
+def carry_cut(dims: dict[int, tuple[int, ...]]) -> Carry:
+    """Everything held per entry loses the same entries as the parameter."""
+
+    def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
+        for dim, kept in dims.items():
+            value = value.index_select(dim, torch.tensor(kept, device=value.device))
+        return value
+
+    return carry
+
+
+def carry_projected(
+    layer: PCModule, *, rows: Tensor | None, kept: Tensor | None, groups: int, transposed: bool
+) -> Carry:
+    """Gradients and their running means go along exactly, running means of squares by U∘U (an estimate)."""
+    mean, basis, outputs = layer.mean, layer.basis, layer.output_basis
+
+    def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
+        value = value.transpose(0, 1) if transposed else value
+        if rows is not None:
+            value = value.index_select(0, rows.to(value.device))
+            bias_value = None if bias_value is None else bias_value.index_select(0, rows.to(value.device))
+        if entry in SECOND_MOMENTS:
+            value = project_second_moment(value, basis, kept, groups)
+            return value if outputs is None else project_outputs(value, outputs**2, groups)
+        value = project_first_moment(value, bias_value, mean, basis, kept, groups)
+        return value if outputs is None else project_outputs(value, outputs, groups)
+
+    return carry
+
+
+def carry_unprojected(layer: PCModule, place: Callable[[Tensor], Tensor]) -> Carry:
+    """Running means of gradients go back to the plain layer's weight; ``place`` gives them its shape."""
+    tensors = layer.mean, layer.basis, layer.groups, layer.output_basis
+
+    def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
+        bias_value = torch.zeros_like(layer.bias) if bias_value is None else bias_value
+        return place(unproject_first_moment(value, bias_value, *tensors))
+
+    return carry
+
+
+@torch.inference_mode(False)  # what is made in inference mode could not be added to
+@torch.no_grad()
+def hand_over_(replaced: Iterable[Replaced], *, gradients: bool = True) -> None:
+    """Give new parameters what hangs on the old ones: gradients gathered so far, tensor hooks and attributes.
+
+    A bias that a layer gained has gathered nothing; its share of the gradient counts as 0, as it does for momentum.
+    """
+    for change in replaced:
+        if gradients and change.old.grad is not None:
+            bias_gradient = None if change.old_bias is None else change.old_bias.grad
+            change.new.grad = change.carried(GRADIENT, change.old.grad, bias_gradient)
+        change.new.__dict__.update(change.old.__dict__)
+        for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if getattr(change.old, hooks):
+                setattr(change.new, hooks, getattr(change.old, hooks))  # the same dictionary: handles still remove

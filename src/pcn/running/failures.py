@@ -1,0 +1,41 @@
+"""What a model itself raises on a batch, with the batch and the call that it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from pcn.errors import PCNError, StatisticsError
+from pcn.running.example import Example
+
+BATCHES = "give an iterable of batches, and forward=lambda model, batch: ... where the model is called otherwise"
+
+
+@contextmanager
+def saying_which(batch: str, example: Example, *, or_else: str = "", give: str = BATCHES) -> Iterator[None]:
+    """Say which batch a model failed on, and what to ``give`` instead.
+
+    ``or_else`` is what can be done with a batch of a single sample but leave it out.
+
+    >>> from torch import nn, ones
+    >>> with saying_which("batch 0", Example(ones(2, 5))):
+    ...     nn.Linear(3, 2)(ones(2, 5))
+    Traceback (most recent call last):
+        ...
+    pcn.errors.StatisticsError: the model failed on batch 0, called as model(float32[2, 5]): RuntimeError: mat1 and ...
+    """
+    try:
+        yield
+    except (PCNError, torch.OutOfMemoryError):  # which says itself what is wrong, and callers wait for
+        raise
+    except Exception as error:
+        if "more than 1 value per channel" in str(error):
+            raise StatisticsError(
+                f"{batch} has one sample, of which batch norm takes no statistics: leave it out "
+                f"(drop_last=True){or_else}"
+            ) from error
+        raise StatisticsError(
+            f"the model failed on {batch}, called as {example}: {type(error).__name__}: {error}; {give}"
+        ) from error

@@ -1,0 +1,184 @@
+"""A model in forms that other programs read; each is compared with the model that it came from."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as serialise
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from pcn.costs.count import count
+from pcn.errors import ConfigError, FileError, PCNError
+from pcn.layers import unwrap
+from pcn.rewriting.fold import fold_
+from pcn.rewriting.plain import Form, to_plain
+from pcn.running.example import Example
+from pcn.saving.weights import tensors_to_save
+from pcn.saving.whole_files import write_whole
+
+TOLERANCE = 1e-4  # of the largest output: what single precision in another order of sums may differ by
+SINGLE_FILE = 2**30  # bytes; ONNX files end at twice that
+
+
+class ExportError(PCNError):
+    """A model cannot be exported, or what came out computes something else."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how far it is from the model, relative to the largest output; None where not checked.
+
+    ``stored`` counts the numbers of the form that was written (:attr:`pcn.costs.count.Cost.total`).
+    """
+
+    path: Path
+    stored: int
+    difference: float | None
+    notes: list[str] = field(default_factory=list)
+
+
+def export_onnx(model: nn.Module, example: Example, path: Path, form: Form, *, dynamic_batch: bool = False) -> Exported:
+    """Write an ONNX file; onnxruntime, where it is installed, must compute from it what the model computes."""
+    for package in ("onnx", "onnxscript"):
+        _imported(package)
+    plain = to_plain(model, form).eval()
+    stored = count(plain).total
+    args, kwargs = _call(example)
+    large = sum(tensor.nbytes for tensor in plain.state_dict().values()) > SINGLE_FILE
+    with _exporting("torch.onnx", model):
+        torch.onnx.export(
+            plain, args, str(path), kwargs=kwargs, dynamo=True, verbose=False, external_data=large,
+            dynamic_shapes=_dynamic(example) if dynamic_batch else None,
+        )  # fmt: skip
+    try:
+        runtime = _imported("onnxruntime")
+    except ConfigError as error:
+        return Exported(path, stored, None, [f"not checked: {error}"])
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    values = [tensor.detach().cpu().numpy() for tensor in tree_leaves(example.inputs)]
+    given = dict(zip(example.inputs if isinstance(example.inputs, dict) else names, values, strict=True))
+    found = [torch.from_numpy(output) for output in session.run(None, {name: given[name] for name in names})]
+    return Exported(path, stored, _compared(model, example, found, path))
+
+
+def export_program(
+    model: nn.Module, example: Example, path: Path, form: Form, *, dynamic_batch: bool = False
+) -> Exported:
+    """Write what ``torch.export.load`` reads; what it reads must compute what the model computes."""
+    plain = to_plain(model, form).eval()
+    args, kwargs = _call(example)
+    shapes = _dynamic(example) if dynamic_batch else None
+    with _exporting("torch.export", model):
+        program = torch.export.export(plain, args, kwargs, dynamic_shapes=shapes, strict=False)
+        torch.export.save(program, path)
+        again: Any = torch.export.load(path).module()
+    with torch.no_grad():
+        difference = _compared(model, example, _numbers(again(*args, **kwargs)), path)
+    return Exported(path, count(plain).total, difference)
+
+
+def export_state(model: nn.Module, example: Example | None, path: Path, form: Form) -> Exported:
+    """Write the state dict of the plain model as safetensors."""
+    return _write_state(model, to_plain(model, form).eval(), example, path, [])
+
+
+def export_folded(model: nn.Module, example: Example | None, path: Path) -> Exported:
+    """Write the state dict of the original architecture as safetensors."""
+    folded = copy.deepcopy(unwrap(model)).eval()
+    kept = fold_(folded)
+    notes = [f"these have a bias that the original lacks: {', '.join(kept)}"] if kept else []
+    return _write_state(model, folded, example, path, notes)
+
+
+def _write_state(model: nn.Module, plain: nn.Module, example: Example | None, path: Path, notes: list[str]) -> Exported:
+    difference = None if example is None else _compared(model, example, _outputs(plain, example), path)
+    try:
+        write_whole(path, serialise(tensors_to_save(plain), {"format": "pt"}))
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror or error}") from error
+    return Exported(path, count(plain).total, difference, notes)
+
+
+def _call(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example.inputs, dict):
+        return (), example.inputs
+    return (example.inputs if isinstance(example.inputs, tuple) else (example.inputs,)), {}
+
+
+def _dynamic(example: Example) -> Any:
+    """Let the first dimension of every input be of any size."""
+    dim = {0: torch.export.Dim("batch")}
+    args, kwargs = _call(example)
+    if any(len(tensor) < 2 for tensor in tree_leaves(example.inputs)):
+        raise ConfigError("a batch of any size is exported from an example of at least 2 samples")
+    return dict.fromkeys(kwargs, dim) if kwargs else (dim,) * len(args)
+
+
+def _compared(model: nn.Module, example: Example, found: list[Tensor], path: Path) -> float:
+    """How far the exported model is from the model; what computes something else is taken away again."""
+    expected = _outputs(model, example)
+    if [tensor.shape for tensor in expected] == [tensor.shape for tensor in found]:
+        largest = max([float(tensor.abs().max()) for tensor in expected if tensor.numel()], default=0.0)
+        apart = max([_apart(one, other) for one, other in zip(expected, found, strict=True)], default=0.0)
+        difference = apart / largest if largest > 0 else apart
+        if difference <= TOLERANCE:
+            return difference
+        wrong = f"is {difference:.2g} of the largest output away from the model"
+    else:
+        wrong = "puts out other tensors than the model"
+    path.unlink(missing_ok=True)
+    raise ExportError(f"the exported model {wrong}, so that {path} is not kept")
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    return float((one.double().cpu() - other.double().cpu()).abs().max()) if one.numel() else 0.0
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, example: Example) -> list[Tensor]:
+    return _numbers(example.call(model.eval()))
+
+
+def _numbers(result: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+@contextmanager
+def _exporting(what: str, model: nn.Module) -> Iterator[None]:
+    """Turn whatever an exporter raises into one line, and keep its progress and warnings away."""
+    noisy = ("torch.onnx", "onnxscript", "onnx_ir", "torch._subclasses.fake_tensor")
+    logs = [logging.getLogger(name) for name in noisy]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        cause = error.__cause__ or error  # the exporter's own message lists its steps, not what is wrong
+        words = next(iter(str(cause).strip().splitlines()), "no message")
+        raise ExportError(f"{what} cannot export {type(model).__name__}: {type(cause).__name__}: {words}") from error
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+
+
+def _imported(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"{package} is not installed: pip install {package}") from error

@@ -1,0 +1,77 @@
+"""Weights that somebody hands over: a safetensors file, a state dict saved by torch, or a saved folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from pcn.errors import FileError
+from pcn.layers import unwrap
+from pcn.saving.model_folder import PLAN_FILE, WEIGHTS_FILE, load
+from pcn.saving.weights import State
+
+TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+
+
+def load_weights_(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
+    """Give a model the weights of a file, or the plan and weights of a folder that :func:`pcn.save` wrote.
+
+    Every tensor must be there, under one of its names and with its shape; nothing is loaded otherwise.
+    """
+    path = Path(path)
+    if (path / PLAN_FILE).exists():
+        return load(model, path)
+    base = unwrap(model)
+    tensors = read_state(path / WEIGHTS_FILE if path.is_dir() else path)
+    own = base.state_dict(keep_vars=True)
+    _check_fits(path, tensors, own)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+    return model
+
+
+def read_state(path: Path) -> State:
+    """Read a state dict; a file that would have to run code to be read is refused."""
+    if not path.is_file():
+        raise FileError(f"there is no file {path}: give a .safetensors or .pt file, or a folder that pcn.save wrote")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        if path.suffix not in TORCH_SUFFIXES:
+            raise FileError(f"{path}: weights are read from .safetensors, {', '.join(TORCH_SUFFIXES)} files")
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise FileError(f"{path} holds more than tensors; save model.state_dict() alone") from error
+    except (OSError, SafetensorError, RuntimeError, EOFError, ValueError) as error:
+        raise FileError(f"cannot read the weights {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        held = f"a dict of {', '.join(map(repr, list(found)[:4]))}" if isinstance(found, dict) else type(found).__name__
+        raise FileError(f"{path} holds {held}, not a state dict; save model.state_dict() alone")
+    return found
+
+
+def _check_fits(path: Path, tensors: State, own: State) -> None:
+    there = {id(own[name]) for name in tensors if name in own}  # files may hold a shared tensor once
+    missing = [name for name, tensor in own.items() if id(tensor) not in there]
+    unknown = [name for name in tensors if name not in own]
+    if missing or unknown:
+        parts = [_first(missing, "lacks {} tensors of the model"), _first(unknown, "has {} that the model lacks")]
+        said = " and ".join(part for part in parts if part)
+        raise FileError(f"{path} holds the weights of another model: it {said}")
+    for name, expected in own.items():
+        if name in tensors and tensors[name].shape != expected.shape:
+            raise FileError(
+                f"{path} holds the weights of another model: {name!r} has shape {tuple(tensors[name].shape)} there and "
+                f"{tuple(expected.shape)} in the model; build the model with the sizes it was trained with"
+            )
+
+
+def _first(names: list[str], said: str) -> str:
+    return f"{said.format(f'{len(names):,}')} ({names[0]!r} first)" if names else ""

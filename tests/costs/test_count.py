@@ -1,0 +1,127 @@
+"""Counts follow the paper's way of counting; FLOPs are those of the textbook formulas, and counting leaves no trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pcn import models
+from pcn.costs.count import Cost, count, flops_per_sample
+from pcn.errors import ConfigError
+
+
+def test_running_statistics_count_to_the_total_and_the_batch_counter_does_not() -> None:
+    assert count(nn.BatchNorm2d(5)) == Cost(trainable=10, total=20)
+
+
+def test_frozen_parameters_count_to_the_total() -> None:
+    layer = nn.Linear(3, 2)
+    layer.weight.requires_grad_(False)
+    assert count(layer) == Cost(trainable=2, total=8)
+
+
+def test_a_module_under_two_names_counts_once() -> None:
+    norm = nn.BatchNorm1d(4)
+    assert count(nn.Sequential(norm, norm)) == count(norm)
+
+
+def test_a_buffer_in_two_modules_counts_for_each() -> None:
+    first, second, basis = nn.Module(), nn.Module(), torch.ones(4, 2)
+    first.register_buffer("basis", basis)
+    second.register_buffer("basis", basis)
+    assert count(nn.ModuleList([first, second])).total == 16
+
+
+def test_buffers_that_are_not_saved_do_not_count() -> None:
+    module = nn.Module()
+    module.register_buffer("cache", torch.ones(7), persistent=False)
+    module.register_buffer("positions", torch.arange(7))
+    module.register_buffer("missing", None)
+    assert count(module) == Cost(0, 0)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4), st.booleans())
+def test_flops_of_a_linear_layer(inputs: int, outputs: int, batch: int, bias: bool) -> None:
+    assert flops_per_sample(nn.Linear(inputs, outputs, bias), torch.ones(batch, inputs)) == 2 * inputs * outputs
+
+
+@given(
+    groups=st.integers(1, 3),
+    inputs=st.integers(1, 3),
+    outputs=st.integers(1, 3),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 2),
+    batch=st.integers(1, 3),
+)
+def test_flops_of_a_convolution(groups: int, inputs: int, outputs: int, kernel: int, stride: int, batch: int) -> None:
+    layer = nn.Conv2d(groups * inputs, groups * outputs, kernel, stride=stride, padding=1, groups=groups)
+    images = torch.ones(batch, groups * inputs, 6, 5)
+    positions = layer(images)[0, 0].numel()
+    assert flops_per_sample(layer, images) == 2 * positions * groups * outputs * inputs * kernel**2
+
+
+class Queries(nn.Module):
+    """Learned queries that attend to each other, then to the input, beside a product of weights and a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(5, 8))
+        self.left, self.right = nn.Parameter(torch.randn(8, 4)), nn.Parameter(torch.randn(4, 8))
+        self.read = nn.Linear(8, 8)
+        self.register_buffer("cache", torch.zeros(64, 7, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries = self.queries.expand(len(x), -1, -1)
+        queries = queries @ queries.mT @ queries  # for every sample: 2 * (5 * 5 * 8) * 2
+        self.cache[: len(x)] = self.read(x)  # 2 * 7 * 8 * 8
+        seen = self.cache[: len(x)] @ (self.left @ self.right)  # 2 * 7 * 8 * 8, and a product that is the same for all
+        state = self.left.new_zeros(len(x), 8) @ self.left  # 2 * 8 * 4
+        return queries @ seen.mT + state.sum()  # 2 * 5 * 7 * 8
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 32))
+def test_what_is_computed_once_is_not_counted_and_what_every_sample_takes_is(batch: int) -> None:
+    each = 2 * (2 * 5 * 5 * 8 + 2 * 7 * 8 * 8 + 8 * 4 + 5 * 7 * 8)
+    assert flops_per_sample(Queries(), torch.ones(batch, 7, 8)) == each
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 9))
+def test_samples_that_meet_each_other_take_more_the_more_there_are(batch: int) -> None:
+    layer = nn.Linear(6, 4)
+    counted = flops_per_sample(layer, torch.ones(batch, 6), forward=lambda model, x: model(x) @ model(x).T)
+    assert counted == 2 * 2 * 6 * 4 + 2 * 4 * batch
+
+
+def test_flops_of_resnet50_are_the_known_four_billion_multiply_adds() -> None:
+    with torch.device("meta"):
+        assert flops_per_sample(models.resnet50(), models.example("resnet50")) == 2 * 4_089_184_256
+
+
+def test_counting_flops_leaves_no_trace() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    random_state = torch.get_rng_state()
+    flops_per_sample(model, torch.ones(2, 3, 8, 8))
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_batches_reach_the_model_as_in_analysis() -> None:
+    model, images = nn.Linear(3, 2), torch.ones(4, 3)
+    expected = flops_per_sample(model, images)
+    assert flops_per_sample(model, (images, torch.zeros(4))) == expected
+    assert flops_per_sample(model, {"input": images}) == expected
+    assert flops_per_sample(model, [images], forward=lambda m, batch: m(batch[0])) == expected
+    assert flops_per_sample(torch.compile(model), images) == expected
+
+
+def test_a_batch_without_samples_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no tensor with samples"):
+        flops_per_sample(nn.Linear(3, 2), 3, forward=lambda model, batch: None)

@@ -1,0 +1,113 @@
+"""Ranks for a budget: never above it, deterministic, and by scores that mean what they say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pcn
+from pcn.costs.count import count
+from planned_network import BATCH, network
+
+
+@settings(max_examples=15)
+@given(params=st.floats(0.3, 1.0), step=st.integers(1, 16))
+def test_the_budget_is_never_exceeded_and_the_same_question_gets_the_same_answer(params: float, step: int) -> None:
+    model = network()
+    stats = pcn.analyze(model, [BATCH])
+    limit = int(params * count(model).trainable)
+    try:
+        config = pcn.fit_budget(model, stats, pcn.Budget(params, step=step))
+    except pcn.ConfigError as error:
+        assert "too small" in str(error)
+        return
+    assert pcn.fit_budget(model, stats, pcn.Budget(params, step=step)) == config
+    pcn.make_plan(model, stats, config).apply_(model, stats)
+    assert count(model).trainable <= limit
+
+
+def test_a_larger_budget_buys_more_and_the_whole_budget_changes_nothing() -> None:
+    sizes = []
+    for params in (0.35, 0.6, 1.0):
+        model = network()
+        plan = pcn.compress_(model, [BATCH], params=params)
+        sizes.append(count(model).trainable)
+        assert params < 1.0 or not plan.transformed
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == count(network()).trainable
+
+
+def test_a_score_is_the_share_of_a_linear_layers_output_variance() -> None:
+    model = network().double()
+    features = torch.randn(200, 3, 8, 8, dtype=torch.double)
+    stats = pcn.analyze(model, [features])
+    inputs = model[:7].eval()(features)
+    outputs = inputs @ model[7].weight.T
+    kept = (inputs - stats.mean("7")) @ stats.basis("7", 5) @ stats.basis("7", 5).T @ model[7].weight.T
+    share = kept.var(0).sum() / outputs.var(0).sum()
+    torch.testing.assert_close(pcn.Response()(model, stats, ["7"], ())["7"][5], share, rtol=1e-9, atol=0)
+
+
+def test_layers_with_rules_and_excluded_ones_are_not_touched_by_the_budget() -> None:
+    model = network()
+    stats = pcn.analyze(model, [BATCH])
+    config = pcn.PCNConfig(layers={"7": pcn.LayerRule(rank=12)}, exclude=["3"])
+    plan = pcn.make_plan(model, stats, pcn.fit_budget(model, stats, pcn.Budget(0.5, step=4, config=config)))
+    assert plan.layers["7"].rank == 12
+    assert plan.layers["3"].rank is None
+    plan.apply_(model, stats)
+    assert count(model).trainable <= count(network()).trainable // 2
+
+
+@pytest.mark.parametrize("params", [0, -1, 0.0, 1.5, True, "half"])
+def test_an_impossible_budget_is_refused(params: object) -> None:
+    with pytest.raises(pcn.ConfigError, match="params="):
+        pcn.Budget(params)  # type: ignore[arg-type]
+
+
+def test_a_budget_below_the_floor_says_by_how_much() -> None:
+    with pytest.raises(pcn.ConfigError, match="parameters too small"):
+        pcn.compress_(network(), [BATCH], params=100)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pcn.PCNConfig(multiple_of=32),
+        pcn.PCNConfig(layers={"7": pcn.LayerRule(rank=100)}),
+        pcn.PCNConfig(layers={"*7": pcn.LayerRule(rank=128)}),
+    ],
+)
+def test_rounding_and_rules_do_not_burst_the_budget(config: pcn.PCNConfig) -> None:
+    model = network()
+    limit = count(model).trainable * 95 // 100
+    pcn.compress_(model, [BATCH], config, params=limit)
+    assert count(model).trainable <= limit
+
+
+def test_frozen_layers_neither_spend_nor_save() -> None:
+    model = network()
+    model[7].requires_grad_(False)
+    limit = int(0.85 * count(model).trainable)
+    plan = pcn.compress_(model, [BATCH], params=0.85)
+    assert plan.layers["7"].rank is None
+    assert count(model).trainable <= limit
+
+
+@pytest.mark.parametrize(("config", "expected"), [
+    (pcn.PCNConfig(), 1.0),
+    (pcn.PCNConfig(precondition=0.0), 0.0),
+    (pcn.PCNConfig(precondition=0.5), 0.5),
+    (pcn.PCNConfig(order="kept_block"), 0.0),
+])  # fmt: skip
+def test_within_a_budget_directions_are_whitened_unless_something_else_is_asked_for(
+    config: pcn.PCNConfig, expected: float
+) -> None:
+    model = network()
+    stats = pcn.analyze(model, [BATCH])
+    within = pcn.make_plan(model, stats, pcn.Budget(0.5, config=config))
+    assert {layer.precondition for layer in within.transformed} == {expected}
+    ranks = pcn.make_plan(model, stats, pcn.PCNConfig(rank=0.5))  # the paper's own coordinates
+    assert {layer.precondition for layer in ranks.transformed} == {0.0}

@@ -1,0 +1,127 @@
+"""What is exported computes what was trained, and what does not is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import pcn
+from pcn.costs.count import count
+from pcn.running.example import Example
+from pcn.saving.exports import (
+    TOLERANCE,
+    Exported,
+    ExportError,
+    export_folded,
+    export_onnx,
+    export_program,
+    export_state,
+)
+from small import Branching, ConvNet, conv_net, images, vectors
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+def small_network() -> ConvNet:
+    """A network with fewer directions and fewer outputs."""
+    model = conv_net()
+    stats = pcn.analyze(model, [images(64)])
+    pcn.make_plan(model, stats, pcn.PCNConfig(rank=0.5, keep_outputs=0.75, skip_larger=False)).apply_(model, stats)
+    return model
+
+
+@pytest.mark.parametrize("form", ["factored", "dense"])
+def test_onnxruntime_computes_what_the_model_computes_for_a_batch_of_any_size(
+    form: pcn.rewriting.plain.Form, tmp_path: Path
+) -> None:
+    model = small_network()
+    done = export_onnx(model, Example.of(images(3)), tmp_path / "model.onnx", form, dynamic_batch=True)
+    assert done.difference is not None
+    assert done.difference <= TOLERANCE
+    session = onnxruntime.InferenceSession(done.path, providers=["CPUExecutionProvider"])
+    batch = images(7)
+    (result,) = session.run(None, {session.get_inputs()[0].name: batch.numpy()})
+    torch.testing.assert_close(torch.from_numpy(result), model(batch).detach(), atol=1e-5, rtol=1e-4)
+
+
+def test_a_program_is_read_back_and_takes_a_batch_of_any_size(tmp_path: Path) -> None:
+    model = small_network()
+    done = export_program(model, Example.of(images(3)), tmp_path / "model.pt2", "factored", dynamic_batch=True)
+    again = torch.export.load(done.path).module()
+    batch = images(7)
+    torch.testing.assert_close(again(batch), model(batch), atol=1e-5, rtol=1e-4)
+
+
+def test_the_folded_weights_fit_the_original_architecture(tmp_path: Path) -> None:
+    model, original = small_network(), ConvNet().eval()
+    done = export_folded(model, Example.of(images(3)), tmp_path / "folded.safetensors")
+    assert done.notes == ["these have a bias that the original lacks: conv3"]
+    state = load_file(done.path)
+    original.conv3 = nn.Conv2d(12, 8, 3, groups=2)
+    original.load_state_dict(state)
+    batch = images(5)
+    torch.testing.assert_close(original(batch), model(batch), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["factored", "dense"])
+def test_the_plain_state_is_that_of_the_plain_model(form: pcn.rewriting.plain.Form, tmp_path: Path) -> None:
+    model = small_network()
+    done = export_state(model, Example.of(images(3)), tmp_path / "plain.safetensors", form)
+    plain = pcn.to_plain(model, form)
+    assert load_file(done.path).keys() == plain.state_dict().keys()
+    assert done.difference is not None
+    assert done.stored == count(plain).total != count(model).total
+    assert export_state(model, None, tmp_path / "plain.safetensors", form).difference is None
+
+
+class OtherWhenExported(nn.Module):
+    """Computes something else where it is exported, as code that asks whether it is may do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) * (1.001 if torch.compiler.is_exporting() else 1.0)
+
+
+@pytest.mark.parametrize("export", [export_onnx, export_program])
+def test_an_export_that_computes_something_else_is_refused(export: object, tmp_path: Path) -> None:
+    path = tmp_path / ("model.onnx" if export is export_onnx else "model.pt2")
+    with pytest.raises(ExportError, match="away from the model"):
+        export(OtherWhenExported(), Example.of(vectors(4)), path, "factored")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("export", [export_onnx, export_program])
+def test_a_model_that_cannot_be_traced_is_one_line(export: object, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"torch\.\w+ cannot export Branching: [^\n]*$"):
+        export(Branching(), Example.of(vectors(4)), tmp_path / "model", "factored")
+
+
+def test_one_sample_does_not_say_which_size_may_vary(tmp_path: Path) -> None:
+    with pytest.raises(pcn.ConfigError, match="at least 2 samples"):
+        export_onnx(small_network(), Example.of(images(1)), tmp_path / "model.onnx", "factored", dynamic_batch=True)
+
+
+def test_without_onnxruntime_the_file_is_written_and_said_to_be_unchecked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    model = small_network()
+    done = export_onnx(model, Example.of(images(3)), tmp_path / "model.onnx", "factored")
+    note = "not checked: onnxruntime is not installed: pip install onnxruntime"
+    assert done == Exported(tmp_path / "model.onnx", count(pcn.to_plain(model)).total, None, [note])
+    assert done.path.stat().st_size > 0
+
+
+def test_without_onnxscript_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(pcn.PCNError, match="pip install onnxscript"):
+        export_onnx(small_network(), Example.of(images(3)), tmp_path / "model.onnx", "factored")
