@@ -29,4 +29,4 @@ def open_questions(records: list[Record], axes: Axes) -> None:
         axes.errorbar(statistics.fmean(values), height, xerr=error, fmt="o", ms=5, capsize=3, color="#0072b2")
     axes.set_yticks(range(len(lines)), [name.replace(", ", ": ") for name, _ in lines])
     axes.invert_yaxis()
-    axes.set_xlabel("test accuracy against the paper's way, same parent (points)")
+    axes.set_xlabel("points of test accuracy\nagainst the paper's way")

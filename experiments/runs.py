@@ -116,18 +116,23 @@ def make_record(job: Job, trainer: Trainer, result: Record, seen: Sequence[Recor
 
 
 def describe(record: Record) -> str:
-    if record["event"] == "resumed":
-        return f"goes on after epoch {record['epoch']}"
-    if record["event"] == "branched":
-        return f"branches off its parent after epoch {record['epoch']}"
-    if record["event"] == "fade":
-        return "begins to fade"
-    if record["event"] == "switch":
-        return (
-            f"switches in {record['seconds']:.1f} s to {record['trainable_after']:,} trainable parameters: "
-            f"validation {record['validation_accuracy']:.2f}% after"
-        )
-    return f"epoch {record['epoch']} loss {record['loss']:.4f} validation {record['validation_accuracy']:.2f}%"
+    """One line about what happened in a run; an event that has no words of its own is named."""
+    match record["event"]:
+        case "epoch":
+            return f"epoch {record['epoch']} loss {record['loss']:.4f} validation {record['validation_accuracy']:.2f}%"
+        case "resumed":
+            return f"goes on after epoch {record['epoch']}"
+        case "branched":
+            return f"branches off its parent after epoch {record['epoch']}"
+        case "fade":
+            return "begins to fade"
+        case "switch":
+            return (
+                f"switches in {record['seconds']:.1f} s to {record['trainable_after']:,} trainable parameters: "
+                f"validation {record['validation_accuracy']:.2f}% after"
+            )
+        case other:
+            return f"{other} after epoch {record['epoch']}"
 
 
 def run_jobs(jobs: Sequence[Job], records: Records, options: argparse.Namespace, **more: Any) -> None:

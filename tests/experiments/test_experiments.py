@@ -87,6 +87,22 @@ def test_a_pcn_branches_off_its_parents_first_epochs(folder: Path, carry_state: 
     assert alone["validation_after_switch"] == record["validation_after_switch"]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_pcn_trains_with_its_kernels(folder: Path) -> None:
+    from runs import run
+
+    record = run(resnet_job(folder, "work", "wide_resnet20-pcn2", epochs=2, fused=True))
+    assert record["trainable_params"] == 473_802
+
+
+@pytest.mark.parametrize("event", ["resumed", "branched", "fade", "fused", "whatever comes next"])
+def test_no_event_of_a_run_is_without_words(event: str) -> None:
+    from runs import describe
+
+    assert describe({"event": event, "epoch": 3, "step": 40})
+
+
 @pytest.mark.parametrize("carry_state", [False, True])
 def test_conv4_becomes_a_pcn(folder: Path, carry_state: bool) -> None:
     import cifar10_conv4

@@ -85,7 +85,7 @@ def grown(layer: nn.Module, x: Tensor, eight: bool) -> list[Tensor]:
     (eights.DEVICES.add if eight else eights.DEVICES.discard)("cpu")
     x = x.clone().requires_grad_()
     y = layer(x)
-    coming = torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype)
+    coming = torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y).to(y.dtype)
     return [y, *torch.autograd.grad(y, [x, *layer.parameters()], coming)]
 
 
