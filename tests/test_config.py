@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pcn import ExplainedVariance, Fixed, Fraction, L1Threshold, LayerRule, PCNConfig, RankRule, Threshold
-from pcn.config import as_rank_rule, matches
+from pcn.config import matches
 from pcn.errors import ConfigError, PCNError, suggest
+from pcn.rank_rules import as_rank_rule
 
 NAMES = ["stem", "layer1.0.conv1", "layer1.0.conv2", "layer2.0.conv1", "fc"]
 names = st.sampled_from(NAMES)

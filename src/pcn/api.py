@@ -2,16 +2,7 @@
 
 from pcn.budget import Budget
 from pcn.compress import compress_
-from pcn.config import (
-    ExplainedVariance,
-    Fixed,
-    Fraction,
-    L1Threshold,
-    LayerRule,
-    PCNConfig,
-    RankRule,
-    Threshold,
-)
+from pcn.config import L1Threshold, LayerRule, PCNConfig
 from pcn.errors import (
     ConfigError,
     CouplingError,
@@ -26,8 +17,10 @@ from pcn.graph import ChannelGraph, trace
 from pcn.planner import Divergence, Measured, Response, Taylor
 from pcn.planner.measuring import measure_costs
 from pcn.planner.within import fit_budget
+from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.making import make_plan
-from pcn.plans.plan import LayerPlan, Plan, get_plan
+from pcn.plans.plan import Plan, get_plan
+from pcn.rank_rules import ExplainedVariance, Fixed, Fraction, RankRule, Threshold
 from pcn.rewriting.fold import fold_
 from pcn.rewriting.plain import to_plain
 from pcn.saving.model_folder import load, save

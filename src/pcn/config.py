@@ -1,97 +1,20 @@
-"""What a person asks for: rank rules, how many outputs to keep, per-layer rules, and the whole configuration."""
+"""What a person asks for: how many outputs to keep, rules for layers, and the whole configuration."""
 
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 from pcn.errors import ConfigError, suggest
+from pcn.rank_rules import ExplainedVariance, Fixed, Fraction, Rank, as_rank_rule, is_number
 
 Order = Literal["truncate_first", "project_first", "kept_block"]
 ORDERS: tuple[Order, ...] = ("truncate_first", "project_first", "kept_block")
 BasisKind = Literal["pca", "response", "balanced", "random"]
 BASES: tuple[BasisKind, ...] = ("pca", "response", "balanced", "random")
-
-
-class SpectrumLike(Protocol):
-    """What a rank rule may ask of a layer's input; see :class:`pcn.statistics.Spectrum`."""
-
-    @property
-    def width(self) -> int: ...
-    def count_above(self, variance: float) -> int: ...
-    def count_explaining(self, share: float) -> int: ...
-
-
-@runtime_checkable
-class RankRule(Protocol):
-    """Anything that turns the spectrum of a layer's input into a rank."""
-
-    def rank(self, spectrum: SpectrumLike) -> int: ...
-
-
-def is_number(value: object) -> bool:
-    """Say whether a value is a finite number, and not True or False."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """Keep the directions whose variance is strictly greater than ``variance``, the paper's tau; at least one."""
-
-    variance: float
-
-    def __post_init__(self) -> None:
-        if not (is_number(self.variance) and self.variance >= 0):
-            raise ConfigError(f"Threshold({self.variance!r}): the variance must be finite and at least 0")
-
-    def rank(self, spectrum: SpectrumLike) -> int:
-        return max(1, spectrum.count_above(self.variance))
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """Keep exactly ``count`` directions (per group, for a grouped convolution)."""
-
-    count: int
-
-    def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
-            raise ConfigError(f"Fixed({self.count!r}): the rank must be a whole number of at least 1")
-
-    def rank(self, spectrum: SpectrumLike) -> int:
-        return self.count
-
-
-@dataclass(frozen=True)
-class Fraction:
-    """Keep this fraction of the width, rounded to the nearest whole number, at least 1."""
-
-    fraction: float
-
-    def __post_init__(self) -> None:
-        if not (is_number(self.fraction) and 0 < self.fraction <= 1):
-            raise ConfigError(f"Fraction({self.fraction!r}): the fraction must lie in (0, 1]")
-
-    def rank(self, spectrum: SpectrumLike) -> int:
-        return max(1, round(self.fraction * spectrum.width))
-
-
-@dataclass(frozen=True)
-class ExplainedVariance:
-    """Keep the fewest directions that together hold this share of the variance."""
-
-    share: float
-
-    def __post_init__(self) -> None:
-        if not (is_number(self.share) and 0 < self.share <= 1):
-            raise ConfigError(f"ExplainedVariance({self.share!r}): the share must lie in (0, 1]")
-
-    def rank(self, spectrum: SpectrumLike) -> int:
-        return spectrum.count_explaining(self.share)
+USUAL_RANK = ExplainedVariance(0.95)
 
 
 @dataclass(frozen=True)
@@ -105,22 +28,10 @@ class L1Threshold:
             raise ConfigError(f"L1Threshold({self.norm!r}): the norm must be finite and at least 0")
 
 
-Rank = RankRule | int | float
 KeepOutputs = int | float | L1Threshold
 
 
-def as_rank_rule(rank: Rank) -> RankRule:
-    """Turn 50 into ``Fixed(50)`` and 0.5 into ``Fraction(0.5)``; rules pass through."""
-    if isinstance(rank, RankRule) and callable(rank.rank):
-        return rank
-    if isinstance(rank, Integral) and not isinstance(rank, bool):  # numpy's whole numbers too
-        return Fixed(int(rank))
-    if isinstance(rank, Real) and not isinstance(rank, bool):
-        return Fraction(float(rank))
-    raise ConfigError(f"rank={rank!r}: give a whole number, a fraction of the width or a rank rule")
-
-
-def check_keep_outputs(keep: KeepOutputs) -> KeepOutputs:
+def _check_keep_outputs(keep: KeepOutputs) -> None:
     """Raise unless ``keep`` is a positive count, a fraction in (0, 1] or an :class:`L1Threshold`."""
     is_count = isinstance(keep, int) and not isinstance(keep, bool) and keep >= 1
     is_fraction = isinstance(keep, float) and 0 < keep <= 1
@@ -128,7 +39,6 @@ def check_keep_outputs(keep: KeepOutputs) -> KeepOutputs:
         raise ConfigError(
             f"keep_outputs={keep!r}: give a number of channels, a fraction of them in (0, 1] or an L1Threshold"
         )
-    return keep
 
 
 @dataclass(frozen=True)
@@ -148,7 +58,7 @@ class LayerRule:
         if self.rank is not None:
             as_rank_rule(self.rank)
         if self.keep_outputs is not None:
-            check_keep_outputs(self.keep_outputs)
+            _check_keep_outputs(self.keep_outputs)
         if self.order is not None:
             _check_choice("order", self.order, ORDERS)
         if self.output_rank is not None and not isinstance(as_rank_rule(self.output_rank), Fixed | Fraction):
@@ -164,7 +74,7 @@ class PCNConfig:
     written wins. ``exclude`` wins over everything.
     """
 
-    rank: Rank | None = ExplainedVariance(0.95)
+    rank: Rank | None = USUAL_RANK
     keep_outputs: KeepOutputs | None = None
     layers: Mapping[str, LayerRule] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()

@@ -92,7 +92,7 @@ def transformable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str
             if isinstance(module, PCModule):
                 reason: str | None = "it is a principal component layer already"
             elif (kind := layer_type(module)) is None:
-                reason = f"{type(module).__name__} is not a Linear, Conv1d, Conv2d or Conv3d"
+                reason = _not_a_layer(module)
             elif name == "":
                 reason = "the model is this one layer: it has no parent to swap it in"
             elif isinstance(module.weight, nn.parameter.UninitializedParameter):
@@ -112,6 +112,12 @@ def transformable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str
             else:
                 reason = None
             yield name, module, reason
+
+
+def _not_a_layer(module: nn.Module) -> str:
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is TorchScript: transform the model before torch.jit.script or torch.jit.trace"
+    return f"{type(module).__name__} is not a Linear, Conv1d, Conv2d or Conv3d"
 
 
 def _parameter_owners(model: nn.Module) -> dict[int, set[str]]:

@@ -7,9 +7,9 @@ from contextlib import suppress
 from fractions import Fraction
 from numbers import Integral, Real
 
-from pcn.config import is_number
 from pcn.errors import ConfigError
 from pcn.planner.units import UNITS
+from pcn.rank_rules import is_number
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 

@@ -61,6 +61,11 @@ def test_wrong_usage_exits_with_2(arguments: tuple[str, ...], capsys: pytest.Cap
     assert "--help says what there is" in shown.err
 
 
+def test_a_flag_that_is_not_there_is_told_from_the_one_that_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("train", "--modle", "conv4") == 2
+    assert "pcn train: error: there is no argument --modle; did you mean '--model'?" in capsys.readouterr().err
+
+
 def test_help_waits_for_no_torch() -> None:
     code = "import sys, pcn.cli as cli\ntry: cli.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import pcn
 from pcn.cli import main
@@ -160,6 +161,12 @@ def test_the_same_rules_mean_the_same_as_in_python(capsys: pytest.CaptureFixture
     assert ranks("--layers", "fc2=5", "fc3=50%", "--no-skip-larger", "--exclude", "fc1") == expected(
         pcn.PCNConfig(layers=rules, exclude=["fc1"], skip_larger=False)
     )
+    for name in ("keep_outputs", "output_rank"):
+        for number in (1, 1.0, 7, 0.5):
+            config = pcn.PCNConfig(rank=0.5, skip_larger=False, **{name: number})
+            flags = ("--rank", "0.5", "--no-skip-larger", f"--{name.replace('_', '-')}", str(number))
+            planned = document(capsys, "plan", *LOOK, *flags)["plan"]
+            assert planned == json.loads(pcn.make_plan(model, stats, config).to_json())
     planned = document(capsys, "plan", *LOOK, "--params", "0.3", "--worth", "divergence")
     assert planned["after"]["trainable"] <= 0.3 * count(model).trainable
     planned = document(capsys, "plan", *LOOK, "--flops", "0.8")
@@ -296,6 +303,30 @@ def test_what_does_not_fit_the_model_is_said_in_flags(capsys: pytest.CaptureFixt
             assert "forward=" not in said
     assert "give --random-inputs by the names" in refused(capsys, "analyze", *mlp, "--random-inputs", "y=8,12")
     assert "give --inputs FILE with what the model takes" in refused(capsys, "analyze", *mlp, "--data", "digits")
+
+
+def normed(inputs: int = 12) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def test_a_batch_of_one_sample_is_advised_about_in_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("odd.npy", vectors(129).numpy())
+    model, odd = ("--model", f"{__name__}:normed"), ("--inputs", "odd.npy")
+    one = "has one sample, of which batch norm takes no statistics: "
+    for mode in ("batch", "train"):
+        said = refused(capsys, "analyze", *model, *odd, "--analysis-mode", mode)
+        assert said.endswith(f"batch 1 {one}save a sample more or less in odd.npy, or --analysis-mode eval\n")
+    said = refused(capsys, "plan", *model, "--random-inputs", "1,12", "--analysis-mode", "batch", "--rank", "4")
+    assert said.endswith(f"{one}give --random-inputs a sample more or less, or --analysis-mode eval\n")
+    said = refused(capsys, "plan", *model, *odd, "--memory-mib", "0.9", "--batch", "1")
+    assert said.endswith(f"the batch {one}give --batch 2 or more\n")
+    digits = (*model, "--model-options", "inputs=64", "--data", "digits", "--calibration-samples", "1")
+    said = refused(capsys, "analyze", *digits, "--analysis-mode", "batch")
+    assert said.endswith(f"{one}give --calibration-samples a sample more or less, or --analysis-mode eval\n")
+    run = ("--epochs", "2", "--switch-at", "1", "--params", "0.9", "--out", "run")
+    assert main(["train", *digits, *run]) == 1
+    assert "give --calibration-samples a sample more" in capsys.readouterr().err
+    assert document(capsys, "analyze", *model, *odd)["layers"]
 
 
 def test_files_of_tensors(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,6 +97,32 @@ def test_samples_that_meet_each_other_take_more_the_more_there_are(batch: int) -
     assert counted == 2 * 2 * 6 * 4 + 2 * 4 * batch
 
 
+GATES = {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}
+
+
+@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_flops_of_a_recurrent_layer_are_those_of_its_gates(
+    kind: type[nn.RNNBase], device: str, directions: int
+) -> None:
+    layers = kind(8, 6, num_layers=2, bidirectional=directions == 2, batch_first=True, device=device)
+    widths = (8, directions * 6)  # what the first and the second layer read, beside their own 6 outputs
+    each = 2 * GATES[kind] * directions * sum(6 * (width + 6) for width in widths)
+    assert flops_per_sample(layers, torch.ones(3, 5, 8, device=device)) == 5 * each
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("training", [True, False])
+def test_flops_of_attention_do_not_depend_on_the_kernel_that_runs_it(device: str, training: bool) -> None:
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, device=device).train(training)
+    linear, attention = 4 * 8 * 8 + 2 * 8 * 16, 2 * 5 * 8  # for each of 5 positions
+    assert flops_per_sample(encoder, torch.ones(3, 5, 8, device=device)) == 2 * 5 * (linear + attention)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert torch.backends.mkldnn.enabled
+    assert torch.backends.cudnn.enabled
+
+
 def test_flops_of_resnet50_are_the_known_four_billion_multiply_adds() -> None:
     with torch.device("meta"):
         assert flops_per_sample(models.resnet50(), models.example("resnet50")) == 2 * 4_089_184_256

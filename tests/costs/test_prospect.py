@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import pcn
 from pcn.costs.count import count, flops_per_sample
@@ -34,7 +35,7 @@ def test_the_numbers_are_those_of_the_applied_plan_and_the_model_is_untouched(ke
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"output_rank": 0.5}, {"keep_outputs": 0.75}, {"train_basis": True}],
+    [{}, {"output_rank": 0.5}, {"keep_outputs": 0.75}, {"train_basis": True}, {"keep_dropped": True}],
     ids=lambda options: "".join(options),
 )
 def test_operations_are_those_of_the_plan_whatever_the_batch(options: dict[str, Any]) -> None:
@@ -45,6 +46,33 @@ def test_operations_are_those_of_the_plan_whatever_the_batch(options: dict[str, 
     for batch in (1, 2, 7):
         promised = prospect(model, plan, Example.of(images(batch)))
         assert [promised.before.flops_per_sample, promised.after.flops_per_sample] == sides
+
+
+class Located(nn.Module):
+    """Layers that are called on tables, be they trained, stored or made of numbers, and one on samples and a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(6, 16))
+        self.register_buffer("grid", torch.randn(6, 16))
+        self.near, self.far, self.read = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(12, 16)
+        self.both = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers = torch.arange(16, device=x.device).float() / 16
+        where = self.near(self.table + self.far(self.grid)).mean(0) + self.near(numbers)
+        return self.both(self.read(x) + where) + self.both(self.table).mean(0)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_what_depends_on_no_sample_is_no_operation_of_one(batch: int) -> None:
+    model, x = Located(), torch.ones(batch, 12)
+    plan = pcn.make_plan(model, None, pcn.PCNConfig(rank=4), example=x)
+    before = {name: layer.flops_before for name, layer in plan.layers.items()}
+    assert before == {"near": 0, "far": 0, "read": 2 * 12 * 16, "both": 2 * 16 * 16}
+    promised = prospect(model, plan, Example.of(x))
+    assert promised.before.flops_per_sample == sum(before.values())
+    assert promised.after.flops_per_sample == sum(layer.flops_after for layer in plan.layers.values())
 
 
 def test_without_a_call_the_operations_are_not_known() -> None:

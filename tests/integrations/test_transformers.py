@@ -60,6 +60,20 @@ def test_a_checkpoint_is_loaded_by_itself(tmp_path: Path) -> None:
         trainer.train(resume_from_checkpoint=str(after))
 
 
+def test_a_checkpoint_that_was_not_written_to_its_end_says_so(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    switching().attach(trainer)
+    trainer.train()
+    file = checkpoints(tmp_path)[-1] / "pcn_switch.bin"
+    file.write_bytes(file.read_bytes()[:100])
+    for said in ("pcn_switch.bin is damaged.*take the checkpoint before", "has no pcn_switch.bin.*take the checkpoint"):
+        trainer = make_trainer(tmp_path)
+        switching().attach(trainer)
+        with pytest.raises(pcn.FileError, match=said):
+            trainer.train(resume_from_checkpoint=str(file.parent))
+        file.unlink(missing_ok=True)
+
+
 def test_the_accuracy_decides_and_the_best_is_looked_for_anew(tmp_path: Path) -> None:
     best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "eval_strategy": "epoch"}
     trainer = make_trainer(tmp_path, **best, num_train_epochs=8)

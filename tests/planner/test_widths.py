@@ -13,6 +13,10 @@ from torch import Tensor, nn
 import pcn
 from pcn import models
 from pcn.costs.count import count
+from pcn.planner.narrowing import first_kept
+from pcn.plans.wiring import Wiring
+from random_models.choices import Choices
+from random_models.model import random_case
 from small import ConvNet, Residual
 
 KINDS = {"convolutional": (ConvNet, (3, 8, 8)), "residual": (Residual, (12,))}
@@ -61,6 +65,35 @@ def test_a_uniform_plan_suggests_a_uniformly_narrower_network() -> None:
     assert all(0.45 <= ratio <= 0.55 for ratio in ratios)
     plan.narrowed(pcn.trace(model, example), widths).reshape_(model)
     assert count(model).trainable == pytest.approx(1_094_154, rel=0.03)
+
+
+@pytest.mark.parametrize("rank", [0.5, 0.75])
+@pytest.mark.parametrize("seed", [0, 6, 9, 13, 34, 42])  # a wide layer meets several narrow ones side by side, and more
+def test_widths_of_channels_that_overlap_can_be_built(seed: int, rank: float) -> None:
+    case = random_case(Choices.seeded(seed))
+    graph = pcn.trace(case.model, case.inputs)
+    config = pcn.PCNConfig(rank=rank, skip_larger=False)
+    plan = pcn.make_plan(case.model, None, config, graph=graph, example=case.inputs)
+    widths = plan.suggest_widths(graph)
+    narrow, model = plan.narrowed(graph, widths), case.rebuild()
+    narrow.reshape_(model)
+    model.eval()(case.inputs)
+    assert {name: narrow.layers[name].kept_outputs for name in widths} == widths
+    assert narrow.slices
+    assert narrow.trainable_after <= plan.trainable_after
+
+
+@given(st.data())
+def test_what_layers_have_got_gives_the_same_answer_again(data: st.DataObject) -> None:
+    sets = st.lists(st.integers(0, 11), min_size=1, max_size=16).map(torch.tensor)
+    layers = data.draw(st.dictionaries(st.sampled_from("abcde"), st.tuples(sets, sets), min_size=1))
+    wiring = Wiring({name: out for name, (out, _) in layers.items()}, {n: inp for n, (_, inp) in layers.items()}, 12)
+    pinned = data.draw(st.sets(st.integers(0, 11), max_size=3))
+    wishes = {name: data.draw(st.integers(1, len(out))) for name, out in wiring.outputs.items()}
+    kept = first_kept(wiring, wishes, pinned)
+    got = {name: int(kept[out].sum()) for name, out in wiring.outputs.items()}
+    assert torch.equal(first_kept(wiring, got, pinned), kept)
+    assert all(kept[sorted(family)].any() for family in wiring.families)
 
 
 class Pinned(nn.Module):
@@ -118,10 +151,34 @@ def test_an_unknown_layer_is_named() -> None:
         ({"stem": 2.5}, "from 1 to 16"),
         ({"stem": 99}, "from 1 to 16"),
         ({"head": 2}, "'head' cannot have 2 outputs of 5"),
-        ({"stem": 4, "block": 12}, "'block' is given 12 outputs, but shares them"),
+        (
+            {"stem": 4, "block": 12},
+            "'block' is given 12 outputs, but shares them with layers such as 'stem' that leave it 4",
+        ),
     ],
 )
 def test_widths_that_cannot_be_are_refused(widths: dict[str, int], said: str) -> None:
     _, _, plan, graph = planned("residual", 0.4)
     with pytest.raises(pcn.PCNError, match=said):
         plan.narrowed(graph, widths)
+
+
+class Shuffled(nn.Module):
+    """Channels that go two at a time: those of the two groups of a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.grouped = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 6, 1, groups=2)
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.grouped(self.stem(x).relu()).mean((2, 3)))
+
+
+def test_channels_that_go_several_at_a_time_say_so() -> None:
+    model, x = Shuffled(), torch.randn(4, 3, 2, 2)
+    graph = pcn.trace(model, x)
+    plan = pcn.make_plan(model, None, pcn.PCNConfig(rank=0.5), graph=graph, example=x)
+    assert plan.narrowed(graph, {"stem": 4}).layers["stem"].kept_outputs == 4
+    with pytest.raises(pcn.CouplingError, match="'stem' cannot have 5 outputs: they go 2 at a time; 4 would do"):
+        plan.narrowed(graph, {"stem": 5})

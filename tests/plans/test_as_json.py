@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pcn.config import ORDERS
 from pcn.errors import FileError
 from pcn.layers import LAYER_TYPES
-from pcn.plans.plan import Cut, LayerPlan, Plan
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.plan import Cut, Plan
 
 texts = st.text(max_size=12)
 sizes = st.integers(1, 6)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pcn.config import L1Threshold
 from pcn.errors import ConfigError, CouplingError
-from pcn.plans.keep import Request, Wiring, choose, class_scores, target
+from pcn.plans.keep import Request, choose, class_scores, target
+from pcn.plans.wiring import Wiring
 
 COUNT = 12
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pcn import LayerRule, PCNConfig, Plan, PlanError, analyze, get_plan, make_plan
+from pcn import Budget, ConfigError, LayerRule, PCNConfig, Plan, PlanError, analyze, get_plan, make_plan
 from pcn.config import ORDERS
 from pcn.costs.count import count, flops_per_sample
 from small import ConvNet, Mlp, Residual, conv_net, images, vectors
@@ -56,6 +56,7 @@ def test_the_counts_are_those_of_the_model_that_comes_out(
     for layer in plan.layers.values():
         module = model.get_submodule(layer.name)
         assert sum(p.numel() for p in module.parameters()) == layer.trainable_after
+        assert count(module).total == layer.stored_after
         assert module.weight.shape[0] == layer.kept_outputs
 
 
@@ -66,6 +67,21 @@ def test_flops_are_those_that_torch_counts() -> None:
     plan.reshape_(model)
     after = sum(layer.flops_after for layer in plan.layers.values())
     assert after == flops_per_sample(model, images(1)) == flops_per_sample(model, images(100))
+
+
+def test_a_frozen_part_is_stored_and_computed_but_not_held_against_a_layer() -> None:
+    model, x = Mlp(64), vectors(400)
+    stats = analyze(model, [x])
+    cut, kept = (make_plan(model, stats, PCNConfig(rank=8, keep_dropped=kept)) for kept in (False, True))
+    assert [layer.name for layer in kept.transformed] == [layer.name for layer in cut.transformed] == ["fc1", "fc2"]
+    one, other = cut.layers["fc2"], kept.layers["fc2"]
+    assert other.stored_after - one.stored_after == 64 * 64
+    assert other.flops_after - one.flops_after == 2 * 64 * 64
+    assert "stored in them, with bases, frozen parts and means" in str(kept)
+    config = PCNConfig(keep_dropped=True)
+    assert make_plan(model, stats, Budget(params=0.6, config=config)).transformed
+    with pytest.raises(ConfigError, match=r"FLOPs too small, even with every layer at its lowest rank.*100.0% of now"):
+        make_plan(model, stats, Budget(flops=0.9, config=config))
 
 
 def test_kept_indices_and_what_is_changed() -> None:

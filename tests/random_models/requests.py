@@ -8,8 +8,9 @@ from dataclasses import replace
 from torch import nn
 
 from pcn import ExplainedVariance, Fraction, L1Threshold, LayerRule, PCNConfig, Threshold
-from pcn.config import BASES, ORDERS, KeepOutputs, Order, Rank
+from pcn.config import BASES, ORDERS, KeepOutputs, Order
 from pcn.layers import transformable_layers
+from pcn.rank_rules import Rank
 from random_models.choices import Choices
 
 

@@ -138,6 +138,9 @@ def test_what_is_no_run_is_refused_in_one_line(
     assert "version" in refused(folder)
     (folder / "spectra.json").write_text("{")
     assert "spectra.json is damaged" in refused(folder)
+    (folder / "spectra.json").unlink()
+    (folder / "metrics.jsonl").write_text('{"event": "epo')
+    assert "metrics.jsonl holds no epoch of a run that has ended" in refused(folder)
     (folder / "settings.json").write_text('{"colour": "red"}')
     assert "there is no setting 'colour'" in refused(folder)
 

@@ -357,7 +357,9 @@ def test_every_layer_trains_on_after_folding_and_ranks_can_be_changed() -> None:
         plan = compress_(model, [x], PCNConfig(rank=rank, skip_larger=False), optimizer=[body, head])
         assert len(plan.transformed) == 3
         changed_by_training(model, x, body, head)
-        with pytest.warns(UserWarning, match=r"^Adam is not SGD: its state for replaced parameters starts afresh"):
+        with pytest.warns(
+            UserWarning, match=r"^Adam is not SGD or Muon: its state for replaced parameters starts afresh"
+        ):
             fold_(model, optimizer=[body, head])
         changed_by_training(model, x, body, head)
 

@@ -53,7 +53,7 @@ def test_a_reset_is_told_at_the_users_line_too() -> None:
     optimizer = torch.optim.RMSprop(model.parameters())
     with pytest.warns(UserWarning, match="RMSprop is not") as told:
         switch_(model, optimizer)
-    with pytest.warns(UserWarning, match="RMSprop is not SGD:") as told_of_folding:
+    with pytest.warns(UserWarning, match="RMSprop is not SGD or Muon:") as told_of_folding:
         pcn.fold_(model, optimizer=optimizer)
     assert [each.filename for each in (*told, *told_of_folding)] == [__file__] * 2
 
@@ -84,10 +84,32 @@ def test_all_of_several_optimizers_go_on_training_all_layers() -> None:
     muon = Muon(matrices, lr=0.05)
     adamw = AdamW([p for p in model.parameters() if p.ndim == 1], lr=0.05)
     step(model, vectors(), muon, adamw)
-    with pytest.warns(UserWarning, match=r"^Muon is not SGD, Adam or AdamW"):
-        switch_(model, [muon, adamw])
+    switch_(model, [muon, adamw], strict=True)
     assert moved(model, muon, adamw) == {name for name, _ in model.named_parameters()}
     assert moved(model, muon) == {name for name, p in model.named_parameters() if p.ndim == 2}
+
+
+def test_what_could_follow_no_plan_is_refused_when_the_switch_is_made() -> None:
+    model, biasless = Mlp(), nn.Sequential(nn.Linear(8, 8, bias=False), nn.LayerNorm(8), nn.Linear(8, 8, bias=False))
+    with pytest.raises(pcn.PlanError, match="LBFGS keeps one history"):
+        pcn.Switch(model, torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(pcn.PlanError, match="RMSprop is not"):
+        pcn.Switch(model, torch.optim.RMSprop(model.parameters()), strict=True)
+    with pytest.raises(pcn.PlanError, match="Muon does not take"):
+        pcn.Switch(biasless, Muon([biasless[0].weight, biasless[2].weight]))
+    pcn.Switch(model, torch.optim.RMSprop(model.parameters()))
+    pcn.Switch(model, [SGD(model.fc1.parameters()), torch.optim.RMSprop(model.fc2.parameters())], strict=True)
+
+
+@pytest.mark.parametrize("other", [torch.optim.RMSprop, torch.optim.LBFGS])
+def test_another_kind_that_holds_nothing_replaced_goes_on_without_a_word(other: type[Optimizer]) -> None:
+    model = Mlp()
+    body = SGD([*model.fc1.parameters(), *model.fc2.parameters()], 0.05, momentum=0.9)
+    head = other(model.fc3.parameters(), lr=0.01)
+    config = pcn.PCNConfig(rank=4, skip_larger=False, exclude=["fc3"])
+    pcn.Switch(model, [body, head], config, strict=True).now([vectors()])
+    assert moved(model, body) == {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}
+    pcn.fold_(model, optimizer=[body, head])
 
 
 @pytest.mark.parametrize("held", [True, False])

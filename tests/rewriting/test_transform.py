@@ -11,16 +11,15 @@ from torch import Tensor
 
 from explicit_form import CONVOLVE, Case, cases, channels_first, channels_last, convolve_valid, distance, explicit, pad
 from pcn.errors import PlanError
+from pcn.rewriting.moments import project_first_moment, project_second_moment
+from pcn.rewriting.products import select_inputs
 from pcn.rewriting.transform import (
     Projected,
     dense_form,
     dropped_part,
     factored_form,
     input_transform,
-    project_first_moment,
-    project_second_moment,
     reader_transform,
-    select_inputs,
 )
 
 ORDERS = ("truncate_first", "project_first", "kept_block")

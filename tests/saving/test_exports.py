@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -125,3 +126,31 @@ def test_without_onnxscript_it_is_said_what_to_install(tmp_path: Path, monkeypat
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(pcn.PCNError, match="pip install onnxscript"):
         export_onnx(small_network(), Example.of(images(3)), tmp_path / "model.onnx", "factored")
+
+
+WITHOUT_ROOM = """
+import resource, sys, torch, pcn
+from pathlib import Path
+from torch import nn
+from pcn.running.example import Example
+from pcn.saving import exports
+
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+pcn.compress_(model, [torch.randn(99, 64)], params=0.5)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    getattr(exports, sys.argv[1])(model, Example(torch.randn(2, 64)), Path(sys.argv[2]), "factored")
+except pcn.FileError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("export", ["export_onnx", "export_program", "export_state"])
+def test_a_full_disk_leaves_the_file_that_was_there(export: str, tmp_path: Path) -> None:
+    (tmp_path / "model").write_text("the one before")
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ROOM, export, tmp_path / "model"], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == f"cannot write {tmp_path / 'model'}: File too large"
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["the one before"]

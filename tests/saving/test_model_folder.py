@@ -182,6 +182,8 @@ def test_nothing_is_read_that_could_run_code() -> None:
 
 
 def test_a_model_without_a_plan_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"carries no plan: save its part '0', which does"):
+        pcn.save(nn.Sequential(small_mlp()), tmp_path / "whole")
     with pytest.raises(PlanError, match=r"carries no plan: apply one first \(pcn.compress_\)"):
         pcn.save(Mlp(), tmp_path / "x")
     assert not (tmp_path / "x").exists()

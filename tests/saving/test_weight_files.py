@@ -93,3 +93,24 @@ def test_what_is_no_state_dict_is_said(tmp_path: Path) -> None:
     assert "weights.pt" in refused(Mlp(), path)
     (tmp_path / "weights.onnx").write_bytes(b"nothing")
     assert "weights are read from .safetensors" in refused(Mlp(), tmp_path / "weights.onnx")
+
+
+def bare() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(12, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False))
+
+
+def test_a_bias_that_a_folded_layer_keeps_comes_along(tmp_path: Path) -> None:
+    model, x = bare(), vectors(64) + 1
+    pcn.compress_(model, [x], pcn.PCNConfig(rank=2))
+    expected = model(x)
+    assert pcn.fold_(model)
+    save_file(model.state_dict(), tmp_path / "folded.safetensors")
+    with pytest.warns(UserWarning, match="holds a bias for layers that the model has without one"):
+        found = load_weights_(bare(), tmp_path / "folded.safetensors")
+    torch.testing.assert_close(found(x), expected)
+    save_file(model.state_dict() | {"1.bias": torch.ones(8)}, tmp_path / "other.safetensors")
+    assert "has 1 that the model lacks ('1.bias' first)" in refused(bare(), tmp_path / "other.safetensors")
+    save_file(model.state_dict() | {"2.bias": torch.ones(8)}, tmp_path / "other.safetensors")
+    assert "holds the weights of another model: '2.bias' has shape (8,)" in refused(
+        bare(), tmp_path / "other.safetensors"
+    )

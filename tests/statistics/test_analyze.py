@@ -427,6 +427,14 @@ def test_layers_that_are_never_called():
         analyze(Branching(), [torch.randn(3, 4)], exclude="used")
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+def test_models_that_cannot_be_looked_at_are_told_what_to_do():
+    with pytest.raises(StatisticsError, match="on the meta device, where nothing is computed: give it weights first"):
+        analyze(nn.Sequential(nn.Linear(4, 4, device="meta")), [torch.randn(3, 4)])
+    with pytest.raises(StatisticsError, match=r"transform the model before torch.jit.script or torch.jit.trace"):
+        analyze(torch.jit.script(nn.Sequential(nn.Linear(4, 4))), [torch.randn(3, 4)])
+
+
 def test_empty_inputs_count_nothing():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     assert analyze(model, [torch.randn(0, 4), torch.randn(3, 4)]).samples("1") == 3

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pcn.statistics import analyze, spectrum
+from pcn.statistics import analyze, eigenpairs
 from pcn.statistics.spectrum import Spectrum
 from spectra import angle, moments, oracle, samples
 
@@ -52,7 +52,7 @@ def test_tf32_does_not_reach_the_sums():
 
 @pytest.mark.parametrize("count", [600, 3000], ids=["samples", "covariance"])
 def test_leading_directions(count, monkeypatch):
-    monkeypatch.setattr(spectrum, "EIGH_SIZE", 0)
+    monkeypatch.setattr(eigenpairs, "EIGH_SIZE", 0)
     monkeypatch.setattr("pcn.statistics.forms.COVARIANCE_WIDTH", 100)
     rows = samples(count, 800, decay=1.5)
     found = Spectrum(moments(rows.cuda()), "fc")

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pcn.config import ExplainedVariance, Fixed, Fraction, Threshold
 from pcn.errors import ConfigError, StatisticsError
-from pcn.statistics import eigen, forms, spectrum
+from pcn.rank_rules import ExplainedVariance, Fixed, Fraction, Threshold
+from pcn.statistics import eigen, eigenpairs, forms
 from pcn.statistics.forms import SketchOptions
 from pcn.statistics.moments import Covariance
 from pcn.statistics.samples import Samples
@@ -30,7 +30,7 @@ WAYS = {
 def way(request, monkeypatch):
     count, keep, smallest = WAYS[request.param]
     monkeypatch.setattr(forms, "COVARIANCE_WIDTH", 0 if keep else WIDTH)
-    monkeypatch.setattr(spectrum, "EIGH_SIZE", smallest)
+    monkeypatch.setattr(eigenpairs, "EIGH_SIZE", smallest)
     return count
 
 
@@ -58,7 +58,7 @@ def test_kept_samples_give_eigenvalues_to_the_last_digits(monkeypatch):
     rows = samples(200, WIDTH, decay=1.5)
     expected = oracle(rows).explained_variance_
     for smallest in (0, 10**6):
-        monkeypatch.setattr(spectrum, "EIGH_SIZE", smallest)
+        monkeypatch.setattr(eigenpairs, "EIGH_SIZE", smallest)
         values, _ = Spectrum(moments(rows), "fc").leading(10)
         np.testing.assert_allclose(values[0], expected[:10], rtol=1e-8)
 
@@ -132,7 +132,7 @@ def test_more_directions_than_channels_are_refused():
 
 
 def test_questions_are_answered_once(monkeypatch):
-    monkeypatch.setattr(spectrum, "EIGH_SIZE", 0)
+    monkeypatch.setattr(eigenpairs, "EIGH_SIZE", 0)
     kept = moments(samples(800, 400, decay=2.0))
     calls = []
     monkeypatch.setattr(Covariance, "apply", lambda self, rows, group: calls.append(len(rows)) or rows @ matrix)
@@ -147,7 +147,7 @@ def test_questions_are_answered_once(monkeypatch):
 
 def test_directions_are_counted_without_their_vectors(monkeypatch):
     """Where it takes most of them: counts are those of a full solution, and vectors come when they are asked for."""
-    monkeypatch.setattr(spectrum, "EIGH_SIZE", 0)
+    monkeypatch.setattr(eigenpairs, "EIGH_SIZE", 0)
     rows = samples(600, WIDTH, decay=0.1)
     found, expected = Spectrum(moments(rows), "fc"), oracle(rows)
     monkeypatch.setattr(eigen, "full", None)
@@ -165,14 +165,14 @@ def test_directions_are_counted_without_their_vectors(monkeypatch):
 def test_as_many_directions_as_are_counted_were_expected_or_more(decay, share, variance, seed):
     torch.manual_seed(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spectrum, "EIGH_SIZE", 0)
+        patch.setattr(eigenpairs, "EIGH_SIZE", 0)
         found = Spectrum(moments(samples(90, 30, decay=decay)), "fc")
         assert found._at_least(share) <= found.count_explaining(share)
         assert found._at_least(1.0, variance) <= found.count_above(variance)
 
 
 def test_a_flat_spectrum_is_known_to_take_most_directions(monkeypatch):
-    monkeypatch.setattr(spectrum, "EIGH_SIZE", 0)
+    monkeypatch.setattr(eigenpairs, "EIGH_SIZE", 0)
     found = Spectrum(moments(samples(20_000, 50, decay=0.0)), "fc")
     assert found._at_least(0.9) > 0.75 * 50
     assert found._at_least(1.0, 20.0) > 0.2 * 50
@@ -251,7 +251,7 @@ def test_samples_are_kept_where_they_are_few(monkeypatch):
 
 def test_copies_of_an_eigenvalue_in_kept_samples_are_all_counted(monkeypatch):
     """More copies than a block has rows: products in fp32 alone may not show them all."""
-    monkeypatch.setattr(spectrum, "EIGH_SIZE", 0)
+    monkeypatch.setattr(eigenpairs, "EIGH_SIZE", 0)
     count, width, copies = 1200, 1300, 70
     left = torch.randn(count, 150, dtype=torch.float64)
     left = torch.linalg.qr(left - left.mean(0)).Q
@@ -260,4 +260,4 @@ def test_copies_of_an_eigenvalue_in_kept_samples_are_all_counted(monkeypatch):
     rows = (left * (values * (count - 1)).sqrt()) @ right.T
     found = Spectrum(Samples(1, width, [rows]), "fc")
     assert found.count_above(1.0) == copies
-    assert found._solvers  # found without all eigenpairs
+    assert found._found.solvers  # found without all eigenpairs

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from pcn.config import PCNConfig, Threshold
+from pcn.config import PCNConfig
+from pcn.rank_rules import Threshold
 from pcn.statistics import analyze, forms
 
 

@@ -224,3 +224,35 @@ def test_a_state_does_not_fit_a_model_that_was_switched_by_another_plan() -> Non
 def test_what_is_no_state_of_a_switch_is_refused(state: Any) -> None:
     with pytest.raises(pcn.ConfigError, match=r"no state of a switch, as it has no 'plan': give what"):
         pcn.Switch(Mlp(), None).load_state_dict(state)
+
+
+def test_an_optimizers_warning_comes_once_and_a_refusal_before_anything_fades() -> None:
+    model, x, _ = built("dense")
+    optimizer = torch.optim.RMSprop(model.parameters(), 0.01)
+    options: dict[str, Any] = {"config": pcn.PCNConfig(**CONFIG), "fade": 2}
+    with pytest.raises(pcn.PlanError, match="RMSprop is not"):
+        pcn.Switch(model, optimizer, **options, strict=True).after_epoch(1, [x])
+    switch = pcn.Switch(model, optimizer, **options)
+    switch.after_epoch(1, [x])
+    switch.after_step(1, [x])
+    with pytest.warns(UserWarning, match="RMSprop is not") as told:
+        assert switch.after_step(2, [x]) is not None
+    assert len(told) == 1
+
+
+def test_a_cut_that_fails_leaves_the_fading_as_it_is_and_can_be_tried_again() -> None:
+    model, x, optimizer = built("dense")
+    switch = pcn.Switch(model, optimizer, pcn.PCNConfig(**CONFIG), fade=2)
+    switch.after_epoch(1, [x])
+    switch.after_step(1, [x])
+    with pytest.raises(pcn.StatisticsError, match="no batch"):
+        switch.now([])
+    held = optimizer.param_groups[0]["params"]
+    optimizer.param_groups[0]["params"] = []
+    with pytest.raises(pcn.PlanError, match="holds none"):
+        switch.after_step(2, [x])
+    assert switch.begun
+    optimizer.param_groups[0]["params"] = held
+    before = model(x)
+    assert switch.after_step(3, [x]) is not None
+    torch.testing.assert_close(model(x), before)

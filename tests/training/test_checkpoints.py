@@ -94,6 +94,15 @@ def test_a_full_disk_is_a_clear_error_and_the_last_good_one_stays(tmp_path: Path
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.usefixtures("_full_disk")
+def test_metrics_on_a_full_disk_are_a_clear_error_and_the_lines_before_stay(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run", Settings()) as folder:
+        folder.log({"step": 1})
+        with pytest.raises(CheckpointError, match=r"cannot write .*metrics.jsonl: .*; make room and start the same"):
+            folder.log({"step": 2, "long": "x" * 3000})
+        assert folder.metrics() == [{"step": 1}]
+
+
 def test_one_folder_one_process(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run", Settings()), pytest.raises(CheckpointError, match="another process is writing"):
         RunFolder(tmp_path / "run", Settings())

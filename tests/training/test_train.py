@@ -207,6 +207,19 @@ def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path, capsys: pytest
     assert "the loss is nan" in error("--learning-rate", "1e30", "--batch", "64")
 
 
+def test_a_state_that_training_cannot_go_on_from_takes_no_checkpoints_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blows_up = "--optimizer sgd --learning-rate 1e30 --warmup-epochs 0.2 --warmup-factor 1e-32 --checkpoint-every 0.1"
+    flags = [*SMALL[1:], *blows_up.split(), "--out", str(tmp_path), "--rank", "0.25", "--switch-at", "1"]
+    assert "the loss is nan in epoch 1" in refused(capsys, *flags)
+    files = list((tmp_path / "checkpoints").iterdir())
+    assert files
+    for file in files:
+        weights = torch.load(file, weights_only=True)["model"]
+        assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -223,6 +236,24 @@ def test_values_of_another_type_are_refused(
 ) -> None:
     (tmp_path / "run.toml").write_text(line)
     assert message in refused(capsys, str(tmp_path / "run.toml"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"momentum": -1.0}, "of at least 0$"),
+        ({"weight_decay": -0.1}, "of at least 0$"),
+        ({"label_smoothing": 3.0}, "of at least 0 and at most 1$"),
+        ({"learning_rate": math.inf}, "give a finite number$"),
+        ({"drop_factor": math.nan}, "give a finite number$"),
+        ({"betas": (1.0, 0.9)}, "two numbers below 1"),
+        ({"betas": (-0.5, 0.9)}, "of at least 0$"),
+        ({"nesterov": True, "momentum": 0.0}, "a form of momentum"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_by_name(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(pcn.ConfigError, match=rf"^{next(iter(wrong))}.*{message}"):
+        Settings(**wrong)
 
 
 def test_numbers_may_stand_where_a_text_is_read() -> None:
@@ -445,7 +476,8 @@ def test_a_run_with_a_measured_budget_goes_on_with_what_it_measured(
 def test_a_model_that_looks_at_memory_trains_in_the_usual_layout() -> None:
     settings = Settings(model="small_network:Looking", epochs=2, batch=64, switch_at="1", rank="0.1", measure_every=0)
     trainer = Trainer(settings, load_data(settings, torch.device("cpu"), torch.float32))
-    with pytest.warns(UserWarning, match="reshape takes what"):
+    with pytest.warns(UserWarning, match="reshape takes what") as told:
         result = trainer.run()
+    assert [each.filename for each in told] == [__file__]
     assert result is not None
     assert result["switch_epoch"] == 1

@@ -11,7 +11,7 @@ from pcn.cli.looking import add_look, look
 from pcn.cli.screen import Screen
 from pcn.cli.settings_flags import add_some_settings
 from pcn.cli.subject import read_subject
-from pcn.config import Rank
+from pcn.rank_rules import Rank
 from pcn.statistics import Statistics
 from pcn.statistics.table import rows, rule_shown
 from pcn.training.requests import pcn_config

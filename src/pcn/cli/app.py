@@ -13,7 +13,7 @@ from typing import NoReturn
 import pcn
 from pcn.cli.command import Command, WrongUsageError
 from pcn.cli.screen import Screen
-from pcn.errors import PCNError
+from pcn.errors import PCNError, suggest
 
 COMMANDS = {  # each is a module of this package with a COMMAND; only the one that is asked for is imported
     "demo": "the paper's four steps on scikit-learn's digits",
@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             if not debug:
                 warnings.showwarning = _show_warning
-            arguments = build_parser(given[:1]).parse_args(given)
+            arguments, unknown = build_parser(given[:1]).parse_known_args(given)
+            if unknown:
+                arguments.refuse(unknown[0])
             arguments.command.run(arguments, Screen(json=arguments.json))
             sys.stdout.flush()
     except PCNError as error:
@@ -80,7 +82,7 @@ def build_parser(asked: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentPar
         command.add_arguments(sub)
         sub.add_argument("--json", action="store_true", help="print JSON and nothing else")
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, refuse=sub.refuse)
         sub.usage = _usage(sub)
     return parser
 
@@ -118,6 +120,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 class _Parser(argparse.ArgumentParser):
     """Says in one line what is wrong, and where the rest is explained."""
+
+    def refuse(self, argument: str) -> NoReturn:
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        self.error(f"there is no argument {argument}{suggest(argument, flags)}")
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())} ({self.prog} --help says what there is)\n")

@@ -65,6 +65,7 @@ def look(arguments: argparse.Namespace, subject: Subject, screen: Screen, *, gra
     warn_of_noise(arguments, screen)
     options = analysis_options(subject.settings, config) | {"max_rank": arguments.max_rank, "exclude": config.exclude}
     options["gradients"] |= gradients
+    subject.model.train(subject.settings.analysis_mode == "train")
     with advising_flags(arguments, subject), screen.progress(len(batches), "looking") as bar:
         measured = _costs(subject, batches)  # a budget that cannot be met is refused before anything else is done
         watched = _Watched(batches, lambda done: bar.update(bar.task_ids[0], completed=done))

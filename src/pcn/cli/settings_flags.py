@@ -63,7 +63,17 @@ def _how(each: Field[Any], hint: Any, must_say: bool) -> dict[str, Any]:
         return {**text, "choices": each.metadata["choices"]}
     kinds = [kind for kind in (get_args(hint) or (hint,)) if kind in (int, float, str)]
     several = {"nargs": "+"} if isinstance(each.default, tuple) else {}
+    if {int, float} <= set(kinds):
+        return {**text, "type": number, "metavar": "X"}
     return {**text, **several, "type": kinds[0], "metavar": {int: "N", float: "X", str: "TEXT"}[kinds[0]]}
+
+
+def number(text: str) -> int | float:
+    """A number as Python reads it: 1 is one, and 1.0 a fraction."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def _shown(value: Any) -> str:

@@ -13,6 +13,7 @@ from pcn.cli.command import Command
 from pcn.cli.screen import Screen
 from pcn.cli.settings_flags import add_settings, given_settings
 from pcn.cli.subject import set_threads
+from pcn.cli.wording import advising_samples
 from pcn.report import of_run, write_report
 from pcn.training import RunFolder, Settings, Trainer, World, load_data, world
 from pcn.training.events import Events, tensorboard_is_there
@@ -38,7 +39,7 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     named = read_toml(arguments.settings) if arguments.settings else {}
     settings = Settings.from_mapping({**named, **given_settings(arguments)})
     out = arguments.out or Path("runs") / f"{_short(settings.model)}-{_short(settings.data)}-{settings.seed}"
-    with world(arguments.device) as here, ExitStack() as stack:
+    with advising_samples(arguments), world(arguments.device) as here, ExitStack() as stack:
         folder = stack.enter_context(RunFolder(out, settings)) if here.first else None
         faster = {"compiled": arguments.compile, "fused": arguments.fuse}
         _train(settings, folder, here, faster, screen if here.first else Screen(json=True))

@@ -10,19 +10,41 @@ from pcn.cli.subject import Subject
 from pcn.errors import PlanError, StatisticsError
 from pcn.planner.measuring import ONE_BATCH
 from pcn.plans.plan import check_untransformed
-from pcn.running.failures import BATCHES
+from pcn.running.failures import BATCHES, ONE_SAMPLE
 
 
 @contextmanager
 def advising_flags(arguments: argparse.Namespace, subject: Subject) -> Iterator[None]:
     """Say which flags to change where a model fails on its batches."""
     try:
-        yield
+        with advising_samples(arguments):
+            yield
     except StatisticsError as error:
         said = str(error).removesuffix(BATCHES).removesuffix(ONE_BATCH)
         if said == str(error):
             raise
         raise StatisticsError(said + _fitting_inputs(arguments, subject)) from error
+
+
+@contextmanager
+def advising_samples(arguments: argparse.Namespace) -> Iterator[None]:
+    """Say which flags to change where batch norm gets a single sample."""
+    try:
+        yield
+    except StatisticsError as error:
+        batch, found, advice = str(error).partition(ONE_SAMPLE)
+        if not found:
+            raise
+        several = "give --batch 2 or more" if batch == "the batch" else _another_number(arguments)
+        or_else = ", or --analysis-mode eval" if "eval" in advice else ""
+        raise StatisticsError(batch + ONE_SAMPLE + several + or_else) from error
+
+
+def _another_number(arguments: argparse.Namespace) -> str:
+    if getattr(arguments, "inputs", None) is not None:
+        return f"save a sample more or less in {arguments.inputs}"
+    flag = "--random-inputs" if getattr(arguments, "random_inputs", None) is not None else "--calibration-samples"
+    return f"give {flag} a sample more or less"
 
 
 def _fitting_inputs(arguments: argparse.Namespace, subject: Subject) -> str:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-aten = torch.ops.aten
-# What these put out may hold a row for every sample, though they read none.
-SIZED = {aten.expand, aten.repeat, aten.new_empty, aten.new_full, aten.new_ones, aten.new_zeros}
+from pcn.graph.independent import is_independent
 
 
 class Constants(TorchDispatchMode):
@@ -34,14 +31,17 @@ class Constants(TorchDispatchMode):
     ) -> Any:
         before = self._counter.get_total_flops()
         out = func(*args, **kwargs or {})
-        read = _tensors((args, kwargs))
-        if read and all(id(tensor) in self._known and _storage(tensor) in self._storages for tensor in read):
+        read = [self._holds(tensor) for tensor in _tensors((args, kwargs))]
+        if all(read):
             self.flops += self._counter.get_total_flops() - before
-            if getattr(func, "overloadpacket", None) not in SIZED:
-                self._add(_tensors(out))
-        elif getattr(getattr(func, "_schema", None), "is_mutable", False):
+        if is_independent(func, read):
+            self._add(_tensors(out))
+        elif not all(read) and getattr(getattr(func, "_schema", None), "is_mutable", False):
             self._storages -= {_storage(tensor) for tensor in _tensors(out)}
         return out
+
+    def _holds(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._known and _storage(tensor) in self._storages
 
     def _add(self, constants: Iterable[Tensor]) -> None:
         for tensor in constants:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -51,9 +54,10 @@ def _stored(module: nn.Module) -> int:
 def flops_per_sample(model: nn.Module, batch: Any, *, forward: Forward | None = None) -> float:
     """Count the floating-point operations of one forward pass, a multiply-add being two, per sample of the batch.
 
-    Matrix products, convolutions and attention are counted, as ``torch.utils.flop_counter`` does, but not those of
-    parameters and buffers alone: they happen once, however many samples there are. The batch reaches the model by the
-    rules of :func:`pcn.analyze`. Nothing is computed: the model may be on the meta device.
+    Matrix products and convolutions are counted, as ``torch.utils.flop_counter`` does, also those inside attention and
+    recurrent layers, on every device alike. Those of parameters and buffers alone are not: they happen once, however
+    many samples there are. Nor is anything else, elementwise functions, norms or ``nn.Bilinear``. The batch reaches the
+    model by the rules of :func:`pcn.analyze`. Nothing is computed: the model may be on the meta device.
 
     >>> flops_per_sample(nn.Linear(3, 2), torch.ones(5, 3))
     12.0
@@ -65,9 +69,27 @@ def flops_per_sample(model: nn.Module, batch: Any, *, forward: Forward | None = 
     held = {**dict(call.named_parameters()), **dict(call.named_buffers())}
     state: dict[str, Tensor] = {name: mode.from_tensor(tensor.detach()) for name, tensor in held.items()}
     inputs = tree_map_only(Tensor, mode.from_tensor, example.inputs)
-    with torch.no_grad(), mode, FlopCounterMode(display=False) as counter, Constants(state.values(), counter) as once:
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), _in_pieces(), mode, counter, Constants(state.values(), counter) as once:
         functional_call(call, state, (inputs,))
     return float(counter.get_total_flops() - once.flops) / _samples(example.inputs)
+
+
+@contextmanager
+def _in_pieces() -> Iterator[None]:
+    """Have attention and recurrent layers call the products that they are made of: a kernel for all is not counted."""
+    libraries, fast = (torch.backends.cudnn, torch.backends.mkldnn), torch.backends.mha.get_fastpath_enabled()
+    before = [library.enabled for library in libraries]
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        for library in libraries:
+            setattr(library, "enabled", False)  # noqa: B010  (typed as a constant)
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for library, enabled in zip(libraries, before, strict=True):
+            setattr(library, "enabled", enabled)  # noqa: B010
 
 
 def _samples(inputs: Any) -> int:

@@ -56,7 +56,7 @@ def prospect(model: nn.Module, plan: Plan, example: Example | None) -> Prospect:
     >>> prospect(model, make_plan(model, None, PCNConfig(rank=8, exclude=["2"])), example).after.trainable
     1226
     """
-    # Both without weights: what a device's own kernels compute in one piece, attention say, is not counted alike.
+    # Both without weights, which take no memory.
     now, changed = (skeleton(unwrap(model), {}, META) for _ in range(2))
     plan.reshape_(changed)
     if example is None:

@@ -6,15 +6,16 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from pcn.config import Rank
 from pcn.display.sparkline import sparkline
 from pcn.display.spectra import eigenvalues
 from pcn.plans.table import HEADER as PLAN_HEADER
 from pcn.plans.table import cells, reasons, remarks, shorten, totals
+from pcn.rank_rules import Rank
 from pcn.statistics.table import Row, rows, rule_shown
 
 if TYPE_CHECKING:
-    from pcn.plans.plan import LayerPlan, Plan
+    from pcn.plans.layer_plan import LayerPlan
+    from pcn.plans.plan import Plan
     from pcn.statistics import Statistics
 
 # Colours come from the text's own, so that the same table suits light and dark notebooks.

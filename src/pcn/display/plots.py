@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pcn.config import Rank, Threshold
 from pcn.display.figure import BLUE, GREY, ORANGE, SMALL, new_figure, plain
 from pcn.display.spectra import eigenvalues
 from pcn.errors import ConfigError, suggest
+from pcn.rank_rules import Rank, Threshold
 from pcn.statistics.table import Row, rows, rule_shown
 
 if TYPE_CHECKING:

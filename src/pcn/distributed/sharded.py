@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pcn.errors import PlanError
-from pcn.rewriting.optimizer import held_by
+from pcn.rewriting.groups import held_by
 from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers
 
 Named = dict[str, nn.Parameter]

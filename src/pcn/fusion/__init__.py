@@ -2,7 +2,7 @@
 
 from pcn.fusion.choose import choose_forms
 from pcn.fusion.fastest import fastest_forms
-from pcn.fusion.find import Found
+from pcn.fusion.found import Found
 from pcn.fusion.fuse import Fusion, fuse_, unfuse_
 from pcn.fusion.layers import FORMS, Form
 from pcn.fusion.switch import plain

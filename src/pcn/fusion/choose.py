@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from pcn.costs.timing import step_ns
 from pcn.errors import ConfigError
-from pcn.fusion.find import Found, Search, find_chains
+from pcn.fusion.find import find_chains
+from pcn.fusion.found import Found, Search
 from pcn.fusion.fuse import attach_, layers_with_forms, unfuse_
 from pcn.fusion.layers import FORMS, Form, forms_of
 from pcn.layers import unwrap

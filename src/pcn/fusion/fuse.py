@@ -17,7 +17,8 @@ from torch import nn
 from pcn.distributed.refusals import check_whole
 from pcn.errors import ConfigError, suggest
 from pcn.fusion.chain import Chain
-from pcn.fusion.find import Found, Search, find_chains
+from pcn.fusion.find import find_chains
+from pcn.fusion.found import Found, Search
 from pcn.fusion.hooks import hooked
 from pcn.fusion.layers import FORMS, LAYERS, Form, FusedLayer, Use, forms_of
 from pcn.fusion.norms import NORMS, FusedNorm

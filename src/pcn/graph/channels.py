@@ -28,7 +28,8 @@ class ChannelGraph:
     flow: tuple[Passed, ...] = ()  # call by call, in order, which channels come out
     constants: tuple[Tensor, ...] = ()  # tensors that the model's code makes out of numbers
     reads: dict[str, tuple[str, ...]] = field(default_factory=dict)  # layer -> the activations that it is called on
-    positions: dict[str, tuple[int, int]] = field(default_factory=dict)  # layer -> input and output positions
+    # Layer -> positions of its input and output in all samples; calls on what depends on no sample are not counted.
+    positions: dict[str, tuple[int, int]] = field(default_factory=dict)
     norm_after: dict[str, str] = field(default_factory=dict)  # layer -> the batch norm that alone reads its output
     directly_read: dict[str, str] = field(default_factory=dict)  # layer -> who uses its weight without calling it
 

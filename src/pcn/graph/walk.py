@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from pcn.graph import parts, pointwise, reshaping, weighted  # noqa: F401  (imported for the rules that they register)
 from pcn.graph.atoms import Atoms, Carried
+from pcn.graph.independent import is_independent
 from pcn.graph.rules import Call, apply_rule, refuse
 from pcn.graph.trace import as_call, caller, constants, depends_on_data, shapes, sources
 from pcn.graph.weighted import INPUT_INDEX, WEIGHT_ARGUMENT
@@ -47,6 +48,7 @@ class Walk:
         self.tensors: dict[str, tuple[Tensor, ...]] = {}
         self.reads: dict[str, tuple[str, ...]] = {}
         self.positions: dict[str, tuple[int, int]] = {}
+        self.independent: set[fx.Node] = set()  # what depends on no sample
         self.entered, self.place = 0, ""  # graphs entered so far, and a prefix for names in the one that is followed
         self.flow: list[Passed] = []
         self.constants: list[Tensor] = []
@@ -57,6 +59,9 @@ class Walk:
     def run(self, program: ExportedProgram) -> None:
         named = sources(program, self.model)
         self.constants = constants(program)
+        inputs = program.graph_signature.user_inputs
+        starts = (node for node in program.graph.nodes if node.op == "placeholder")
+        self.independent = {node for node in starts if node.name not in inputs}
         given = {
             node: self._placeholder(node, named.get(node.name))
             for node in program.graph.nodes
@@ -71,8 +76,11 @@ class Walk:
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 carried[node] = attrgetter(node.target)(module)
+                self.independent.add(node)
             elif node.op == "call_function":
                 carried[node] = self._call(node, carried)
+                if is_independent(node.target, [value in self.independent for value in node.all_input_nodes]):
+                    self.independent.add(node)
             elif node.op == "output":
                 return list(cast("Any", fx.node.map_arg(node.args[0], lambda value: carried[value])))
         return []
@@ -82,6 +90,8 @@ class Walk:
         at = next(i for i, value in enumerate(node.args) if isinstance(value, fx.Node))
         inner, *values = cast("Any", fx.node.map_arg(node.args[at:], lambda value: carried[value]))
         starts = [start for start in inner.graph.nodes if start.op == "placeholder"]
+        given = zip(starts, node.args[at + 1 :], strict=True)
+        self.independent |= {start for start, value in given if value in self.independent}
         self.entered, outside = self.entered + 1, self.place
         self.place = f"{self.entered}:"
         outputs = self._follow(inner, dict(zip(starts, values, strict=True)))
@@ -154,8 +164,9 @@ class Walk:
         if depends_on_data(node):
             return
         spatial = max(weight.ndim - 2, 0)
-        inputs, outputs = self.positions.get(layer, (0, 0))
-        self.positions[layer] = (inputs + _positions(source, spatial), outputs + _positions(node, spatial))
+        inputs, outputs = self.positions.setdefault(layer, (0, 0))
+        if source not in self.independent:
+            self.positions[layer] = (inputs + _positions(source, spatial), outputs + _positions(node, spatial))
 
     def _norm(self, node: fx.Node, layer: str) -> None:
         users = list(node.users)

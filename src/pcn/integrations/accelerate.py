@@ -43,13 +43,23 @@ def prepare_switch(accelerator: Accelerator, switch: Switch) -> Switch:
         path = Path(folder) / FILE
         if not path.exists():
             raise FileError(f"{folder} has no {FILE}: it was saved without the switch; give a folder saved with it")
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = read_state(path)
         plan_in({"switch": state}, switch.model)  # raises for a state from before the switch that is behind this model
         switch.load_state_dict(state)
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)  # before the weights, which need the plan's shape
     return switch
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read what a switch has written beside a checkpoint."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise FileError(
+            f"{path} is damaged, as of a run that was stopped while it wrote; take the checkpoint before it"
+        ) from error
 
 
 def bare(optimizer: Optimizer) -> Optimizer:

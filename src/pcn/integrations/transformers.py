@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch
 from torch import nn
 
 from pcn.errors import ConfigError, FileError, PCNError
-from pcn.integrations.accelerate import FILE, bare
+from pcn.integrations.accelerate import FILE, bare, read_state
 from pcn.integrations.callback_switch import CallbackSwitch, State, plan_in
 from pcn.nn import PCModule
 from pcn.plans.plan import Plan
 from pcn.running.example import Batches
 from pcn.saving.model_folder import PLAN_FILE
+from pcn.saving.whole_files import write_whole
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -56,8 +58,10 @@ class SwitchCallback(TrainerCallback):
         # No event comes before weights are loaded. Those of a switched model wait until the optimizer, made from the
         # model as it was built, has got the plan's shape together with it.
         def load_weights_or_wait(checkpoint: str, model: Any = None) -> None:
-            if plan_in(_read_state(checkpoint), trainer.model) is None:
-                load_weights(checkpoint, model)
+            state = _read_state(checkpoint)
+            if plan_in(state, trainer.model) is None:
+                with nullcontext() if state is not None else _saying_what_lacks(checkpoint):
+                    load_weights(checkpoint, model)
 
         def load_optimizer_last(checkpoint: str) -> None:
             self._begin(trainer, _read_state(checkpoint))
@@ -107,9 +111,11 @@ class SwitchCallback(TrainerCallback):
         if not args.should_save:
             return
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        torch.save(self._switch.state_dict(), folder / FILE)
+        buffer = io.BytesIO()
+        torch.save(self._switch.state_dict(), buffer)
         if self.plan is not None:
-            (folder / PLAN_FILE).write_text(self.plan.to_json(), encoding="utf-8")
+            write_whole(folder / PLAN_FILE, self.plan.to_json().encode())
+        write_whole(folder / FILE, buffer.getbuffer())
 
     def _begin(self, trainer: Trainer, state: State | None) -> None:
         assert trainer.optimizer is not None
@@ -118,7 +124,19 @@ class SwitchCallback(TrainerCallback):
 
 def _read_state(checkpoint: str) -> State | None:
     path = Path(checkpoint) / FILE
-    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+    return read_state(path) if path.exists() else None
+
+
+@contextmanager
+def _saying_what_lacks(checkpoint: str) -> Iterator[None]:
+    """Say of weights that do not fit that nothing of a switch is written beside them, which may be why."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise FileError(
+            f"the weights in {checkpoint} do not fit the model, and it has no {FILE}: the run may have been stopped "
+            f"while it wrote this; take the checkpoint before it ({error})"
+        ) from error
 
 
 @contextmanager

@@ -15,9 +15,8 @@ from pcn.graph import ChannelGraph
 from pcn.planner.allocation import Served
 from pcn.planner.items import Items
 from pcn.planner.question import Known, Question
-from pcn.planner.widths import coupled
-from pcn.plans.dropping import cut_failure, hard_coded
-from pcn.plans.keep import Wiring
+from pcn.plans.cutting import cut_failure, hard_coded
+from pcn.plans.wiring import Wiring
 from pcn.running.example import Example
 from pcn.statistics import Statistics
 
@@ -46,8 +45,7 @@ def with_channels(question: Question, known: Known, stats: Statistics, graph: Ch
     stuck: dict[int, str] = {}
     best = _best(items, known, alone, stuck)
     while best.dropped is not None and (why := cut_failure(question.model, example, graph, best.dropped)) is not None:
-        groups = _groups_in(best.dropped, items.wiring)
-        stuck |= hard_coded(question.model, example, graph, groups, best.dropped, why)
+        stuck |= hard_coded(question.model, example, graph, items.wiring.losing(best.dropped), best.dropped, why)
         best = _best(items, known, alone, stuck)
     return replace(best, reasons=_reasons(items.wiring, stuck))
 
@@ -82,7 +80,7 @@ def cheapest(items: Items, share: float, stuck: Container[int] = ()) -> Tensor:
         left.update({number: left[number] - 1 for number in mine})
     dropped = torch.zeros(items.wiring.class_count, dtype=torch.bool)
     sizes = _sizes(items.wiring)
-    for group in coupled(items.wiring):
+    for group in items.wiring.coupled():
         own = [cls for cls in wanted if cls in group]
         dropped[_in_steps(own, sum(sizes[cls] for cls in group), sizes, items.question.budget.step)] = True
     return dropped
@@ -104,12 +102,6 @@ def _sizes(wiring: Wiring) -> Counter[int]:
     for classes in wiring.outputs.values():
         sizes |= Counter(classes.tolist())
     return sizes
-
-
-def _groups_in(dropped: Tensor, wiring: Wiring) -> list[Tensor]:
-    """Masks of the coupled groups that lose classes."""
-    masks = [torch.zeros_like(dropped).index_fill_(0, torch.tensor(sorted(group)), True) for group in coupled(wiring)]
-    return [mask for mask in masks if (mask & dropped).any()]
 
 
 def _reasons(wiring: Wiring, stuck: Mapping[int, str]) -> dict[str, str]:

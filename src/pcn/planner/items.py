@@ -15,9 +15,9 @@ from pcn.planner.options import Option, rate
 from pcn.planner.prices import taken_off
 from pcn.planner.question import Question
 from pcn.planner.reading import Reading
-from pcn.plans.dropping import must_stay, wiring_of
-from pcn.plans.keep import Wiring
-from pcn.plans.plan import LayerPlan
+from pcn.plans.dropping import must_stay
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.wiring import Wiring, wiring_of
 from pcn.statistics import Statistics
 
 

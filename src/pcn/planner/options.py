@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pcn.planner.prices import Prices
 from pcn.planner.units import UNITS, Costs
-from pcn.plans.plan import LayerPlan
+from pcn.plans.layer_plan import LayerPlan
 
 Price = Callable[["Option"], float]
 POINTS = 16  # ranks at which the share of outputs is worked out, an eigenproblem each
@@ -39,8 +39,7 @@ def forms(layer: LayerPlan, step: int, prices: Prices, *, two_sided: bool, only_
     for rank in _steps(width, step):
         for trained in (None, *(_steps(outputs - 1, step) if two_sided else ())):
             planned = replace(layer, rank=rank, output_rank=trained)
-            slower = (planned.flops_after or 0) > (layer.flops_before or 0)
-            if only_smaller and (slower or planned.stored_after >= layer.trainable_before):
+            if only_smaller and (planned.is_slower or planned.is_larger):
                 continue
             costs = prices.after(planned)
             if not any(UNITS[unit].measured and costs[unit] > whole[unit] for unit in costs):

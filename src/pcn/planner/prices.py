@@ -11,7 +11,8 @@ from pcn.costs.usage import Usage
 from pcn.errors import ConfigError
 from pcn.planner.measured import Measured
 from pcn.planner.units import Costs
-from pcn.plans.plan import LayerPlan, Plan
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.plan import Plan
 
 NOTHING = Measured(Usage(), {})
 

@@ -19,9 +19,10 @@ from pcn.planner.optimizer_state import numbers_kept
 from pcn.planner.options import Option, forms, output_shares, valued
 from pcn.planner.prices import NOTHING, Prices, added, taken_off
 from pcn.planner.values import WIDEST, check_values, directions_of
-from pcn.plans.dropping import without_classes
+from pcn.plans.cutting import without_classes
+from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.making import UNCALLED, make_plan
-from pcn.plans.plan import LayerPlan, Plan
+from pcn.plans.plan import Plan
 from pcn.running.example import Batches, opened
 from pcn.statistics import Statistics
 

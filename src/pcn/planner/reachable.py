@@ -14,8 +14,9 @@ from pcn.planner.allocation import Room
 from pcn.planner.measured import Measured
 from pcn.planner.prices import NOTHING, Prices
 from pcn.planner.units import MEASURED, Costs
+from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.making import make_plan
-from pcn.plans.plan import LayerPlan, Plan
+from pcn.plans.plan import Plan
 from pcn.running.example import Example
 
 
@@ -70,6 +71,6 @@ def _lowest(layer: LayerPlan, budget: Budget, prices: Prices) -> Costs:
     lowest = replace(layer, rank=min(budget.rank_step, layer.in_features // layer.groups))
     outputs = min(budget.rank_step, layer.out_features // layer.groups)
     forms = [lowest, replace(lowest, output_rank=outputs)] if budget.two_sided else [lowest]
-    smaller = [form for form in forms if not budget.config.skip_larger or form.stored_after < layer.trainable_before]
+    smaller = [form for form in forms if not (budget.config.skip_larger and form.is_larger)]
     costs = [prices.before(layer), *map(prices.after, smaller)]
     return {unit: min(cost[unit] for cost in costs) for unit in prices.units}

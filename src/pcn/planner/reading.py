@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pcn.layers import by_group, canonical_weight
 from pcn.planner.values import directions_of
-from pcn.plans.plan import LayerPlan
+from pcn.plans.layer_plan import LayerPlan
 from pcn.statistics import Statistics
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pcn.errors import ConfigError, CouplingError, suggest
+from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
-from pcn.plans.dropping import wiring_of, without_classes
-from pcn.plans.keep import Wiring
-from pcn.plans.plan import LayerPlan, Plan
+from pcn.planner.narrowing import first_kept
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.plan import Plan
+from pcn.plans.wiring import Wiring, wiring_of
 
 HALVINGS = 40  # of the interval in which the common factor is searched
 NAMED = 3  # layers that a message names
@@ -22,47 +23,25 @@ def suggest_widths(plan: Plan, graph: ChannelGraph) -> dict[str, int]:
     """Return outputs for every layer so that a plain network of these widths trains about as much as the plan's.
 
     Channels that belong together get one width: in proportion to the share of directions that the layers which read
-    them keep, large layers counting more, and never more than they have. Channels that must stay, stay; when they leave
-    nothing of the plan's size to the others, that is an error.
+    them keep, large layers counting more, and never more than they have. Where layers share only some channels, small
+    ones come first. Channels that must stay, stay; when they leave nothing of the plan's size to the others, that is an
+    error.
     """
     wiring = wiring_of(plan, graph)
     groups = _groups(plan, graph, wiring)
 
-    def trained(counts: Sequence[int]) -> float:
-        return _trained(plan, wiring, _kept(groups, counts, graph.class_count))
+    def kept(counts: Sequence[int]) -> Tensor:
+        return first_kept(wiring, _widths(wiring, groups, counts), graph.pinned)
+
+    def trained(counts: Sequence[int]) -> int:
+        return _trained(plan, wiring, kept(counts))
 
     least = [group.kept(_smallest(groups)) for group in groups]
     if trained(least) > plan.trainable_after:
-        raise ConfigError(_too_small(plan, graph, wiring, groups, round(trained(least))))
+        raise ConfigError(_too_small(plan, graph, wiring, groups, trained(least)))
     counts = _largest(groups, lambda counts: trained(counts) <= plan.trainable_after)
-    kept = _kept(groups, counts, graph.class_count)
-    return {name: round(float(kept[classes].sum())) for name, classes in wiring.outputs.items()}
-
-
-def narrowed(plan: Plan, graph: ChannelGraph, widths: Mapping[str, int]) -> Plan:
-    """Return the plan of a plain network with these outputs: ``reshape_`` cuts a new model to it, to train anew.
-
-    The first channels by index are kept, which is as good as any before training.
-    """
-    wiring = wiring_of(plan, graph)
-    dropped = torch.zeros(graph.class_count, dtype=torch.bool)
-    for name, width in widths.items():
-        if name not in wiring.outputs:
-            raise ConfigError(f"there is no layer {name!r} with outputs to choose{suggest(name, wiring.outputs)}")
-        channels = wiring.outputs[name]
-        if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= len(channels):
-            raise ConfigError(f"{name!r} cannot have {width!r} outputs: give a whole number from 1 to {len(channels)}")
-        classes = channels.unique()
-        going = classes[round(width / len(channels) * len(classes)) :]
-        if (pinned := next((graph.pinned[cls] for cls in going.tolist() if cls in graph.pinned), None)) is not None:
-            raise CouplingError(f"{name!r} cannot have {width} outputs of {len(channels)}: {pinned}")
-        dropped[going] = True
-    for name, width in widths.items():
-        left = int((~dropped[wiring.outputs[name]]).sum())
-        if left != width:
-            raise CouplingError(f"{name!r} is given {width} outputs, but shares them with layers that leave it {left}")
-    plain = {name: replace(p, rank=None, output_rank=None, note=None) for name, p in plan.layers.items()}
-    return without_classes(replace(plan, layers=plain), graph, dropped, {})
+    left = kept(counts)
+    return {name: int(left[classes].sum()) for name, classes in wiring.outputs.items()}
 
 
 @dataclass(frozen=True)
@@ -102,13 +81,15 @@ def _largest(groups: Sequence[_Group], fits: Callable[[Sequence[int]], bool]) ->
 
 def _too_small(plan: Plan, graph: ChannelGraph, wiring: Wiring, groups: Sequence[_Group], least: int) -> str:
     """Say which channels leave nothing to the others, and which size would do."""
-    fixed = _kept(groups, [0] * len(groups), graph.class_count)
+    fixed = torch.ones(graph.class_count, dtype=torch.bool)
+    for group in groups:
+        fixed[group.classes] = False
     taken = {name: _plain(plan.layers[name], wiring, fixed) for name in wiring.outputs}
     held = [name for name in sorted(taken, key=lambda name: -taken[name]) if fixed[wiring.outputs[name]].any()]
     why = (f"{name!r} ({_reason(graph, wiring.outputs[name])})" for name in held[:NAMED])
     return (
         f"a plain network cannot be as small as this plan, which trains {plan.trainable_after:,}: channels that must "
-        f"stay take {round(_trained(plan, wiring, fixed)):,}, most of them in {', '.join(why)}, and with the others in "
+        f"stay take {_trained(plan, wiring, fixed):,}, most of them in {', '.join(why)}, and with the others in "
         f"proportion it is at least {least:,}: give the plan as much, by a larger budget or higher ranks"
     )
 
@@ -125,39 +106,28 @@ def _groups(plan: Plan, graph: ChannelGraph, wiring: Wiring) -> list[_Group]:
         wished[read] += share * layer.trainable_before
         weights[read] += layer.trainable_before
     found: list[_Group] = []
-    for members in coupled(wiring):
+    for members in wiring.coupled():
         classes = torch.tensor(sorted(members))
         if members.isdisjoint(graph.pinned) and bool((weights[classes] > 0).all()):
             found.append(_Group(classes, float((wished[classes] / weights[classes]).mean())))
     return found
 
 
-def coupled(wiring: Wiring) -> list[set[int]]:
-    """The sets of classes that layers put out, those that overlap taken together."""
-    sets: list[set[int]] = []
-    for classes in wiring.outputs.values():
-        own = set(classes.tolist())
-        apart = [other for other in sets if own.isdisjoint(other)]
-        sets = [*apart, own.union(*(other for other in sets if not own.isdisjoint(other)))]
-    return sets
-
-
-def _kept(groups: Sequence[_Group], counts: Sequence[int], classes: int) -> Tensor:
-    """For every class, the share of its group that is kept."""
-    kept = torch.ones(classes, dtype=torch.float64)
+def _widths(wiring: Wiring, groups: Sequence[_Group], counts: Sequence[int]) -> dict[str, int]:
+    """For every layer as much of its width as is kept of its group; all where it is in none."""
+    shares = torch.ones(wiring.class_count, dtype=torch.float64)
     for group, count in zip(groups, counts, strict=True):
-        kept[group.classes] = count / len(group.classes)
-    return kept
+        shares[group.classes] = count / len(group.classes)
+    return {name: round(float(shares[classes].sum())) for name, classes in wiring.outputs.items()}
 
 
-def _trained(plan: Plan, wiring: Wiring, kept: Tensor) -> float:
+def _trained(plan: Plan, wiring: Wiring, kept: Tensor) -> int:
     """What all layers would train as plain ones."""
     return sum(_plain(layer, wiring, kept) for layer in plan.layers.values())
 
 
-def _plain(layer: LayerPlan, wiring: Wiring, kept: Tensor) -> float:
+def _plain(layer: LayerPlan, wiring: Wiring, kept: Tensor) -> int:
     out, inp = wiring.outputs.get(layer.name), wiring.inputs.get(layer.name)
-    outputs = layer.out_features if out is None else float(kept[out].sum())
-    width = layer.in_features / layer.groups
-    inputs = width if inp is None else float(kept[inp].mean()) * width
-    return outputs * (inputs * layer.taps + layer.bias)
+    outputs = layer.out_features if out is None else int(kept[out].sum())
+    inputs = layer.in_features if inp is None else int(kept[inp].sum())
+    return outputs * (inputs // layer.groups * layer.taps + layer.bias)

@@ -14,16 +14,14 @@ from pcn.graph import ChannelGraph, trace
 from pcn.layers import unwrap
 from pcn.planner.allocation import Served
 from pcn.planner.channels import Answer, with_channels
+from pcn.planner.explained import with_next_step, with_outputs
 from pcn.planner.measured import Measured
 from pcn.planner.measuring import measure_costs
-from pcn.planner.options import Option
-from pcn.planner.prices import taken_off
 from pcn.planner.question import Question
 from pcn.planner.reachable import check_reachable, traced
-from pcn.planner.units import amounts
-from pcn.plans.dropping import without_classes
+from pcn.plans.cutting import without_classes
 from pcn.plans.making import UNCALLED, make_plan
-from pcn.plans.plan import LayerPlan, Plan
+from pcn.plans.plan import Plan
 from pcn.rewriting.fit import check_statistics
 from pcn.running.example import Batches, Example, Forward, device_of
 from pcn.statistics import Statistics
@@ -85,11 +83,11 @@ def plan_within(
     plan = make_plan(model, stats, _as_config(budget, answer.served), graph=graph, example=example)
     if answer.dropped is not None and graph is not None:
         plan = without_classes(plan, graph, answer.dropped, {})
-    explained = {name: _explained(plan.layers[name], each) for name, each in answer.served.items()}
+    explained = {name: with_next_step(plan.layers[name], each) for name, each in answer.served.items()}
     for name in question.prices.frozen:
         explained[name] = replace(plan.layers[name], reason=plan.layers[name].reason and "its weight is frozen")
     usage = None if measured is None else measured.expected(plan)
-    layers = {name: _with_outputs(layer, answer) for name, layer in {**plan.layers, **explained}.items()}
+    layers = {name: with_outputs(layer, answer) for name, layer in {**plan.layers, **explained}.items()}
     return replace(plan, layers=layers, usage=usage)
 
 
@@ -139,29 +137,3 @@ def measure_first(model: nn.Module, batch: Any, budget: Budget, *, forward: Forw
     measured = _measured(model, Example.of(batch, forward, device_of(unwrap(model))), budget)
     check_reachable(model, budget, measured)
     return measured
-
-
-def _explained(layer: LayerPlan, served: Served) -> LayerPlan:
-    """A layer's plan with what the next step would have bought, or why it stays whole."""
-    if layer.rank is None:
-        why = "the budget keeps it whole" if served.choices > 1 else "no form of it would be smaller and no slower"
-        return replace(layer, reason=why)
-    following = _next(served.option, served.following)
-    return replace(layer, note="; ".join(filter(None, (layer.note, following))) or None)
-
-
-def _with_outputs(layer: LayerPlan, answer: Answer) -> LayerPlan:
-    """A layer's plan with what the outputs that go are worth, or why none do."""
-    reason = layer.output_reason or answer.reasons.get(layer.name)
-    note = "; ".join(filter(None, (layer.note, answer.notes.get(layer.name)))) or None
-    return replace(layer, note=note, output_reason=reason)
-
-
-def _next(option: Option, following: Option | None) -> str | None:
-    if following is None:
-        return None
-    what = "all of it" if following.rank is None else f"rank {following.rank}"
-    if following.output_rank is not None:
-        what += f" with {following.output_rank} trained outputs"
-    gained = (following.worth - option.worth) / following.worth
-    return f"{what} would be worth {gained:.2%} more, for {amounts(taken_off(following.costs, option.costs))}"

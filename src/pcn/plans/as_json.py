@@ -11,7 +11,8 @@ from typing import Any
 from pcn.costs.usage import Expected, Usage
 from pcn.errors import FileError
 from pcn.layers import LAYER_TYPES
-from pcn.plans.plan import Cut, LayerPlan, Plan
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.plan import Cut, Plan
 
 FORMAT = "pcn-plan"
 FORMS = ("fused", "factored", "folded")  # of a layer, as pcn.fusion has them

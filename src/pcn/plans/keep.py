@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from pcn.config import KeepOutputs, L1Threshold
 from pcn.errors import ConfigError, CouplingError
-
-
-@dataclass(frozen=True)
-class Wiring:
-    """Which channel classes each layer puts out and reads, index by index."""
-
-    outputs: Mapping[str, Tensor]
-    inputs: Mapping[str, Tensor]
-    class_count: int
-
-    @cached_property
-    def families(self) -> list[set[int]]:
-        """The channels that a layer puts out, or reads, small sets first: of each such set one must stay."""
-        sets = {frozenset(classes.tolist()) for side in (self.outputs, self.inputs) for classes in side.values()}
-        return [set(family) for family in sorted(sets, key=lambda family: (len(family), sorted(family)))]
+from pcn.plans.wiring import Wiring
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from pcn.graph import ChannelGraph, trace
 from pcn.layers import transformable_layers, unwrap
 from pcn.plans.dropping import plan_outputs
 from pcn.plans.keep import Request
-from pcn.plans.plan import LayerPlan, Plan, check_untransformed
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.plan import Plan, check_untransformed
 from pcn.plans.ranks import rank_layers
 from pcn.rewriting.fit import check_statistics
 from pcn.running.example import Batches, Example, device_of

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pcn.config import BasisKind, Order
 from pcn.costs.usage import Expected
 from pcn.errors import PlanError, suggest
+from pcn.plans.layer_plan import LayerPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,107 +29,6 @@ class Cut:
 
 
 Slices = Mapping[str, Mapping[int, Cut]]
-
-
-@dataclass(frozen=True)
-class LayerPlan:
-    """What becomes of one layer: shapes and reasons only, no weights."""
-
-    name: str
-    kind: str
-    in_features: int
-    out_features: int
-    groups: int = 1
-    kernel: tuple[int, ...] = ()
-    bias: bool = True  # whether the layer has a bias; a transformed one gains one
-    rank: int | None = None  # directions of the input that are kept (per group); None: the input stays as it is
-    kept_inputs: int = 0  # inputs left after the layers before have dropped outputs
-    kept_outputs: int = 0  # outputs left after dropping
-    order: Order = "truncate_first"
-    output_rank: int | None = None  # outputs (per group) that are trained behind an output basis; None: all are
-    basis: BasisKind = "pca"
-    precondition: float = 0.0
-    train_basis: bool = False
-    keep_dropped: bool = False
-    activation: str | None = None  # layers with the same one read the same input and share its basis
-    norm_after: str | None = None  # the batch norm that alone reads the output: it can absorb a gained bias
-    in_positions: int | None = None  # positions of the input per sample, where the graph is known
-    out_positions: int | None = None
-    reason: str | None = None  # why the input is not transformed
-    output_reason: str | None = None  # why no output is dropped, or fewer than asked for
-    note: str | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "kept_inputs", self.kept_inputs or self.in_features)
-        object.__setattr__(self, "kept_outputs", self.kept_outputs or self.out_features)
-
-    @property
-    def depthwise(self) -> bool:
-        return self.groups > 1 and self.groups == self.in_features
-
-    @property
-    def taps(self) -> int:
-        """Number of kernel positions."""
-        return math.prod(self.kernel)
-
-    @property
-    def width_after(self) -> int:
-        """Inputs that every output is computed from, afterwards: directions of the basis, where there is one."""
-        if self.rank is not None:
-            return self.rank
-        return self.in_features // self.groups if self.depthwise else self.kept_inputs // self.groups
-
-    @property
-    def trainable_before(self) -> int:
-        return self.out_features * (self.in_features // self.groups * self.taps + self.bias)
-
-    @property
-    def trainable_after(self) -> int:
-        """Weights and biases that are trained afterwards (the basis too, where it is trained)."""
-        if self.rank is None:
-            return self.kept_outputs * (self.width_after * self.taps + self.bias)
-        core = self.trained_outputs * self.rank * self.taps
-        return core + self.kept_outputs + self.train_basis * self.input_basis_size
-
-    @property
-    def basis_size(self) -> int:
-        """Entries of the bases and the mean, which are stored beside the weights."""
-        return self.input_basis_size + self.kept_outputs * (self.output_rank or 0)
-
-    @property
-    def input_basis_size(self) -> int:
-        return 0 if self.rank is None else self.kept_inputs * (self.rank + 1)
-
-    @property
-    def trained_outputs(self) -> int:
-        """Outputs that the trained weight computes: fewer than the layer's where an output basis expands them."""
-        return self.kept_outputs if self.output_rank is None else self.groups * self.output_rank
-
-    @property
-    def stored_after(self) -> int:
-        """Trained entries and the frozen bases."""
-        return self.trainable_after + self.basis_size - self.train_basis * self.input_basis_size
-
-    @property
-    def flops_before(self) -> int | None:
-        """Floating-point operations of one forward pass, per sample."""
-        if self.out_positions is None:
-            return None
-        return 2 * self.out_positions * self.out_features * self.in_features // self.groups * self.taps
-
-    @property
-    def flops_after(self) -> int | None:
-        """The same after the change, the projection included."""
-        if self.in_positions is None or self.out_positions is None:
-            return None
-        projection = 0 if self.rank is None else self.in_positions * self.kept_inputs * self.rank
-        expansion = 0 if self.output_rank is None else self.out_positions * self.kept_outputs * self.output_rank
-        core = self.out_positions * self.trained_outputs * self.width_after * self.taps
-        return 2 * (core + projection + expansion)
-
-    @property
-    def changed(self) -> bool:
-        return self.rank is not None or self.kept_inputs != self.in_features or self.kept_outputs != self.out_features
 
 
 @dataclass(frozen=True)
@@ -231,7 +129,7 @@ class Plan:
 
     def narrowed(self, graph: ChannelGraph, widths: Mapping[str, int]) -> Plan:
         """The plan of that plain network: ``reshape_`` cuts a newly built model to it, to be trained from scratch."""
-        from pcn.planner.widths import narrowed
+        from pcn.planner.narrowing import narrowed
 
         return narrowed(self, graph, widths)
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from pcn.config import ExplainedVariance, Fixed, LayerRule, PCNConfig, RankRule, SpectrumLike, Threshold, as_rank_rule
+from pcn.config import LayerRule, PCNConfig
 from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
 from pcn.layers import canonical_weight, groups_of, layer_type
-from pcn.plans.plan import LayerPlan
+from pcn.plans.layer_plan import LayerPlan
+from pcn.rank_rules import ExplainedVariance, Fixed, RankRule, SpectrumLike, Threshold, as_rank_rule
 from pcn.statistics import Spectrum, Statistics, forms
 
 NO_RANK = "no rank asked for"
@@ -117,7 +118,7 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
     outputs = None if rule.output_rank is None else _output_rank(layer, rule.output_rank, config.multiple_of)
     activation = None if stats is None else stats.layers[layer.name]
     planned = replace(layer, rank=rank, output_rank=outputs, note=note, activation=activation)
-    if config.skip_larger and not exact and planned.stored_after >= planned.trainable_before:
+    if config.skip_larger and not exact and planned.is_larger:
         why = f"rank {rank} of {width} would not make it smaller, the basis included (skip_larger=False insists)"
         return replace(layer, reason=why)
     return planned

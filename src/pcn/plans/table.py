@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pcn.plans.plan import LayerPlan, Plan
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.plan import Plan
 
 HEADER = ("layer", "in", "out", "trained", "stored", "FLOPs")
 TEXTS = 3  # so many columns are texts, the others numbers
@@ -27,9 +28,10 @@ def totals(plan: Plan) -> list[str]:
     """What all layers of the plan, changed or not, train, store and compute before and after."""
     layers = list(plan.layers.values())
     before, stored = plan.trainable_before, sum(layer.stored_after for layer in layers)
+    frozen = ", frozen parts" if any(layer.frozen_size for layer in layers) else ""
     lines = [
         _saved(before, plan.trainable_after, "trainable in all linear and convolutional layers"),
-        _saved(before, stored, "stored in them, with bases and means"),
+        _saved(before, stored, f"stored in them, with bases{frozen} and means"),
     ]
     known = [layer for layer in layers if layer.flops_before and layer.flops_after]
     if known:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pcn.config import ExplainedVariance, PCNConfig, Rank, Threshold
+from pcn.config import PCNConfig
 from pcn.plans.plan import Plan
+from pcn.rank_rules import ExplainedVariance, Rank, Threshold
 from pcn.report import headline
 from pcn.report.history import history_of
 from pcn.report.layers import layer_rows

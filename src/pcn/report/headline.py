@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pcn.plans.plan import LayerPlan, Plan
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.plan import Plan
 from pcn.report.history import before_and_after, growth_before_and_after
 
 Record = dict[str, Any]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pcn.config import PCNConfig
-from pcn.plans.plan import LayerPlan, Plan
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.plan import Plan
 from pcn.report.spectra import Spectra
 
 READ_DIRECTLY = "uses its weight without calling it"  # how a plan says so

@@ -36,9 +36,12 @@ def read_run(folder: Path) -> RunFiles:
         raise FileError(f"{folder / SETTINGS} is not of this version: {error}") from error
     text = _text(folder / METRICS)
     plan = _text(folder / PLAN)
+    metrics = parse_metrics(text or "")
+    if (folder / RESULT).exists() and not any(record["event"] == "epoch" for record in metrics):
+        raise FileError(f"{folder / METRICS} holds no epoch of a run that has ended: bring the whole file back")
     return RunFiles(
         settings=settings,
-        metrics=parse_metrics(text or ""),
+        metrics=metrics,
         plan=None if plan is None else Plan.from_json(plan),
         spectra=_spectra(folder / SPECTRA),
         result=_json(folder / RESULT),

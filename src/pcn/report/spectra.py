@@ -6,8 +6,8 @@ from typing import Any
 
 from pcn.plans.plan import Plan
 from pcn.statistics import Statistics
+from pcn.statistics.eigenpairs import EIGH_SIZE
 from pcn.statistics.sketch import Sketch
-from pcn.statistics.spectrum import EIGH_SIZE
 
 FORMAT, VERSION = "pcn-spectra", 1
 MOST = 60_000  # eigenvalues in all, which keeps a report below 2 MB

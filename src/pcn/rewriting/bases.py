@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pcn.layers import LAYER_TYPES, by_group, canonical_weight, unwrap
-from pcn.plans.plan import LayerPlan, Plan
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.plan import Plan
 from pcn.rewriting import directions
 from pcn.rewriting.directions import Directions
 from pcn.statistics import Statistics

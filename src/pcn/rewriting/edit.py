@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from pcn.layers import LAYER_TYPES, canonical_weight, layout_of
 from pcn.nn import PCModule, empty_like
-from pcn.plans.plan import LayerPlan, Plan
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.plan import Plan
 from pcn.rewriting.bases import Bases, Basis, kept_inputs
 from pcn.rewriting.fit import check_fits, tensors_of
+from pcn.rewriting.products import select_inputs
 from pcn.rewriting.replaced import Replaced, carry_cut, carry_projected
-from pcn.rewriting.transform import Projected, dropped_part, reader_transform, select_inputs, with_output_basis
+from pcn.rewriting.transform import Projected, dropped_part, reader_transform, with_output_basis
 
 Swap = tuple[nn.Module, nn.Module]  # the old layer and the new one
 
@@ -73,13 +75,14 @@ def _replacements(plan: Plan, layer: LayerPlan, old: nn.Module, new: PCModule) -
     kept = kept_inputs(plan, layer)
     carry = carry_projected(new, rows=index, kept=kept, groups=layer.groups, transposed=kind.out_dim == 1)
     bias = old.bias if isinstance(old.bias, nn.Parameter) else None
-    basis = tuple((name, getattr(new, name)) for name in ("basis", "mean") if layer.train_basis)
+    names = [*(["bias"] if bias is None else []), *(["basis", "mean"] if layer.train_basis else [])]
+    gained = tuple((f"{layer.name}.{name}", getattr(new, name)) for name in names)
     assert isinstance(old.weight, nn.Parameter)
     if bias is None:
-        return [Replaced(old.weight, new.weight, carry, None, (("bias", new.bias), *basis))]
+        return [Replaced(old.weight, new.weight, carry, gained=gained)]
     # The order of the new layer's own parameters, so that a saved state fits a model built anew.
     carry_bias = carry_cut({} if rows is None else {0: rows})
-    return [Replaced(old.weight, new.weight, carry, bias), Replaced(bias, new.bias, carry_bias, gained=basis)]
+    return [Replaced(old.weight, new.weight, carry, bias), Replaced(bias, new.bias, carry_bias, gained=gained)]
 
 
 def _transformed(plan: Plan, layer: LayerPlan, module: nn.Module, basis: Basis) -> PCModule:

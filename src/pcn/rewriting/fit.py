@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from pcn.errors import ConfigError, PlanError, suggest
 from pcn.layers import canonical_weight, groups_of, in_width, layer_type, transformable_layers
-from pcn.plans.plan import LayerPlan, Plan, check_untransformed
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.plan import Plan, check_untransformed
 from pcn.statistics import Statistics
 
 

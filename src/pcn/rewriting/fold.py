@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, Muon
 
 from pcn.distributed.refusals import check_changeable
 from pcn.errors import PlanError
 from pcn.layers import LAYER_TYPES, unwrap
-from pcn.plans.plan import LayerPlan, get_plan
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.plan import get_plan
 from pcn.rewriting.folding import folding
 from pcn.rewriting.optimizer import follow_
 from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers, check_holds, check_optimizers
 from pcn.rewriting.replaced import hand_over_
 from pcn.rewriting.surgery import commit_
 
-CARRIED = (SGD,)  # mean squares of gradients in directions that were not trained are unknown, not zero
+CARRIED = (SGD, Muon)  # mean squares of gradients in directions that were not trained are unknown, not zero
 
 
 @torch.no_grad()
@@ -29,8 +30,8 @@ def fold_(model: nn.Module, *, optimizer: Optimizers = None) -> list[str]:
     The function at inference stays the same. Dropped channels come back as zeros that nobody reads. A bias that a layer
     gained moves into the batch norm that follows; the names of layers that have to keep theirs are returned.
 
-    An ``optimizer``, or a list of all that train the model, goes on with the new parameters: with its momentum if it is
-    SGD, which is zero in directions that were not trained; the state of any other starts afresh for them, with a
+    An ``optimizer``, or a list of all that train the model, goes on with the new parameters: SGD and Muon with their
+    momentum, which is zero in directions that were not trained; the state of any other starts afresh for them, with a
     warning. An optimizer that is not given keeps the old parameters: make a new one.
     """
     check_changeable(model, optimizer)
@@ -39,7 +40,7 @@ def fold_(model: nn.Module, *, optimizer: Optimizers = None) -> list[str]:
     if plan is None:
         raise PlanError("this model carries no plan: only a model changed by a plan, or loaded with one, can be folded")
     edit, kept_bias = folding(plan, base)
-    check_optimizers(optimizers, strict=False, carried=CARRIED)
+    check_optimizers(optimizers, edit.replaced, strict=False, carried=CARRIED)
     check_holds(optimizers, edit.replaced, base, strict=False)
     with ExitStack() as undo:
         undo.callback(commit_(base, edit, None))

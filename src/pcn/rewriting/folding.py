@@ -11,7 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from pcn.errors import PlanError
 from pcn.layers import LAYER_TYPES
 from pcn.nn import PCModule, inherit_
-from pcn.plans.plan import LayerPlan, Plan
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.plan import Plan
 from pcn.rewriting.edit import Edit
 from pcn.rewriting.plain import dense_layer
 from pcn.rewriting.replaced import Carry, Replaced, carry_unprojected

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
 from pcn.errors import PlanError
+from pcn.rewriting.groups import TAKES_ALL, Member, held_by, members_after
 from pcn.rewriting.replaced import FIRST_MOMENTS, SECOND_MOMENTS, Replaced
 
 Kinds = tuple[type[Optimizer], ...]
 State = dict[str, Any]
 
-CARRIED: Kinds = (SGD, Adam, AdamW)
+CARRIED: Kinds = (SGD, Adam, AdamW, Muon)
 
 
 @torch.inference_mode(False)  # what is made in inference mode could not be added to
@@ -23,48 +24,46 @@ CARRIED: Kinds = (SGD, Adam, AdamW)
 def follow_(
     optimizers: Sequence[Optimizer],
     replaced: Sequence[Replaced],
-    gone: Iterable[nn.Parameter] = (),
+    gone: Sequence[nn.Parameter] = (),
     *,
     carried: Kinds = CARRIED,
 ) -> None:
     """Put each new parameter where its predecessor is held, and give it the state that it would have had.
 
     In optimizers of other kinds than ``carried``, new parameters start without state. A gained bias stands behind its
-    weight, with that group's learning rate and decay, and starts as if it had never had a gradient. Those that are
-    ``gone`` have no successor.
+    weight, with that group's learning rate and decay (:func:`pcn.rewriting.groups.home` has the exception), and starts
+    as if it had never had a gradient. Those that are ``gone`` have no successor.
     """
-    moved = [_moved(optimizer, optimizers, replaced, carried) for optimizer in optimizers]
+    after = members_after(optimizers, replaced, gone)
+    moved = [_moved(optimizer, optimizers, replaced, after, carried) for optimizer in optimizers]
     for optimizer, state in zip(optimizers, moved, strict=True):  # nothing above changes one, and nothing below fails
-        _exchange_(optimizer, replaced, {id(parameter): parameter for parameter in gone})
+        _exchange_(optimizer, after)
+        for parameter in (*(change.old for change in replaced), *gone):
+            optimizer.state.pop(parameter, None)
         optimizer.state.update(state)
 
 
-def held_by(optimizers: Iterable[Optimizer]) -> set[int]:
-    """The ids of all parameters that stand in some group."""
-    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-    return {id(parameter) for group in groups for parameter in group["params"]}
-
-
-def first_state(optimizer: Optimizer, replaced: Sequence[Replaced]) -> dict[Tensor, State]:
+def first_state(optimizer: Optimizer, after: dict[int, list[Member]]) -> dict[Tensor, State]:
     """The state that an optimizer of this kind gives new parameters when it is made; most give it at their first step.
 
     Raises when it takes the old ones and not these.
     """
     held = held_by([optimizer])
-    known = [change for change in replaced if id(change.old) in held]
-    if isinstance(optimizer, CARRIED) or not known:
+    joining = [p for group in optimizer.param_groups for p, _ in after[id(group)] if id(p) not in held]
+    if isinstance(optimizer, TAKES_ALL) or not joining:
         return {}
-    joining = [p for change in known for p in (change.new, *(gained for _, gained in change.gained))]
     try:
         states = _made_for(joining, optimizer)
     except Exception as error:
         try:
-            _made_for([change.old for change in known], optimizer)
+            _made_for([p for group in optimizer.param_groups for p in group["params"]], optimizer)
         except Exception:
             return {}  # its constructor is of another form
         raise PlanError(
             f"{type(optimizer).__name__} does not take the new parameters ({error}); a layer without a bias gains "
-            "one in the group of its weight: give such layers a bias from the start, or exclude them"
+            "one, and no optimizer that was given has a group with biases or other vectors for it to join: give the "
+            "one that trains such, as in optimizer=[muon, adamw], give these layers a bias from the start, or exclude "
+            "them"
         ) from error
     return {parameter: state for parameter, state in zip(joining, states, strict=True) if state}
 
@@ -81,41 +80,29 @@ def _made_for(parameters: list[nn.Parameter], optimizer: Optimizer) -> list[Stat
     return [made.state.get(twin, {}) for twin in twins]
 
 
-def _exchange_(optimizer: Optimizer, replaced: Sequence[Replaced], gone: dict[int, nn.Parameter]) -> None:
-    by_old = {id(change.old): change for change in replaced}
+def _exchange_(optimizer: Optimizer, after: dict[int, list[Member]]) -> None:
     for group in optimizer.param_groups:
-        names = group.get("param_names")
-        pairs = list(_successors(group["params"], names, by_old, gone))
-        group["params"][:] = [parameter for parameter, _ in pairs]
-        if names is not None:
-            names[:] = [name for _, name in pairs]
-    for parameter in (*(change.old for change in replaced), *gone.values()):
-        optimizer.state.pop(parameter, None)
-
-
-def _successors(
-    parameters: list[nn.Parameter], names: list[str] | None, by_old: dict[int, Replaced], gone: Collection[int]
-) -> Iterator[tuple[nn.Parameter, str]]:
-    """Yield what stands in a group afterwards, with its name where the group knows names."""
-    for position, parameter in enumerate(parameters):
-        name = names[position] if names else ""
-        change = by_old.get(id(parameter))
-        if change is not None:
-            yield change.new, name
-            for attribute, gained in change.gained:
-                yield gained, f"{name.rpartition('.')[0]}.{attribute}" if name else ""
-        elif id(parameter) not in gone:
-            yield parameter, name
+        members = after[id(group)]
+        group["params"][:] = [parameter for parameter, _ in members]
+        if group.get("param_names") is not None:
+            group["param_names"][:] = [name for _, name in members]
 
 
 def _moved(
-    optimizer: Optimizer, others: Sequence[Optimizer], replaced: Sequence[Replaced], carried: Kinds
+    optimizer: Optimizer,
+    others: Sequence[Optimizer],
+    replaced: Sequence[Replaced],
+    after: dict[int, list[Member]],
+    carried: Kinds,
 ) -> dict[Tensor, State]:
     """The state of the new parameters in an optimizer, which changes nothing in it."""
-    moved = first_state(optimizer, replaced)
+    moved = first_state(optimizer, after)
     if isinstance(optimizer, carried):
         for change in replaced:
             moved |= _carried(change, optimizer, others)
+        if isinstance(optimizer, SGD):
+            gained = {id(parameter) for change in replaced for _, parameter in change.gained}
+            moved |= _no_momentum(optimizer, gained, after)
     return moved
 
 
@@ -123,19 +110,34 @@ def _carried(change: Replaced, optimizer: Optimizer, others: Sequence[Optimizer]
     state = optimizer.state.get(change.old) or {}
     if not state or unknown_entries(state):
         return {}
-    bias_state = _history(change.old_bias, (optimizer, *others))
-    carried: dict[Tensor, State] = {change.new: {}}
+    bias_state = _history(change.old_bias, optimizer, others)
+    carried: State = {}
     for entry, value in state.items():
         known = entry in FIRST_MOMENTS + SECOND_MOMENTS and isinstance(value, Tensor)
-        carried[change.new][entry] = change.carried(entry, value, bias_state.get(entry)) if known else value
-    if isinstance(state.get("momentum_buffer"), Tensor):  # fused SGD wants all parameters to have one, or none
-        carried |= {gained: {"momentum_buffer": torch.zeros_like(gained)} for _, gained in change.gained}
-    return carried
+        carried[entry] = change.carried(entry, value, bias_state.get(entry)) if known else value
+    return {change.new: carried}
 
 
-def _history(parameter: nn.Parameter | None, optimizers: Iterable[Optimizer]) -> State:
-    """What the first optimizer that knows a parameter keeps of it; entries of one name mean the same in these kinds."""
-    if parameter is None:
+def _no_momentum(optimizer: SGD, gained: set[int], after: dict[int, list[Member]]) -> dict[Tensor, State]:
+    """Momentum of zero for gained parameters where others have some: fused SGD wants all to have one, or none."""
+    found: dict[Tensor, State] = {}
+    for group in optimizer.param_groups:
+        if any(isinstance(optimizer.state.get(p, {}).get("momentum_buffer"), Tensor) for p in group["params"]):
+            joining = [parameter for parameter, _ in after[id(group)] if id(parameter) in gained]
+            found |= {parameter: {"momentum_buffer": torch.zeros_like(parameter)} for parameter in joining}
+    return found
+
+
+def _history(bias: nn.Parameter | None, optimizer: Optimizer, others: Sequence[Optimizer]) -> State:
+    """What is kept of a bias, in the entries of its weight's optimizer: that of the first one that knows it."""
+    if bias is None:
         return {}
-    states = (optimizer.state.get(parameter) for optimizer in optimizers if isinstance(optimizer, CARRIED))
+    if isinstance(optimizer, Muon):  # its momentum is a mean of gradients, as Adam's first moment; SGD's is a sum
+        state = _first_known(bias, others, (Adam, AdamW))
+        return {"momentum_buffer": state["exp_avg"]} if "exp_avg" in state else {}
+    return _first_known(bias, (optimizer, *others), TAKES_ALL)
+
+
+def _first_known(parameter: nn.Parameter, optimizers: Iterable[Optimizer], kinds: Kinds) -> State:
+    states = (optimizer.state.get(parameter) for optimizer in optimizers if isinstance(optimizer, kinds))
     return next((state for state in states if state), {})

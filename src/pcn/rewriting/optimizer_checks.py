@@ -8,7 +8,8 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from pcn.errors import ConfigError, PlanError
-from pcn.rewriting.optimizer import CARRIED, Kinds, first_state, held_by, unknown_entries
+from pcn.rewriting.groups import held_by, members_after
+from pcn.rewriting.optimizer import CARRIED, Kinds, first_state, unknown_entries
 from pcn.rewriting.replaced import Replaced
 from pcn.warn import warn
 
@@ -39,20 +40,47 @@ def as_optimizers(given: Optimizers) -> tuple[Optimizer, ...]:
     return optimizers
 
 
-def check_optimizers(optimizers: Sequence[Optimizer], *, strict: bool, carried: Kinds = CARRIED) -> None:
-    """Say beforehand whether the optimizers' state can go along: warn that it is reset, or refuse in strict mode."""
+def check_could_follow(optimizers: Sequence[Optimizer], layers: Sequence[nn.Module], *, strict: bool) -> None:
+    """Raise for an optimizer that could follow no plan for these layers, which would show epochs later."""
+    likely = [_any_change(layer) for layer in layers]
+    optimizers = [_bare(optimizer) for optimizer in optimizers]
     for optimizer in optimizers:
-        if isinstance(optimizer, LBFGS):
+        held = held_by([optimizer])
+        if likely and all(id(change.old) in held for change in likely):  # whatever is replaced, it has some of it
+            check_optimizers([optimizer], likely, strict=strict, quiet=True)
+            if all(change.gained for change in likely):
+                first_state(optimizer, members_after(optimizers, likely))
+
+
+def check_optimizers(
+    optimizers: Sequence[Optimizer],
+    replaced: Sequence[Replaced],
+    *,
+    strict: bool,
+    quiet: bool = False,
+    carried: Kinds = CARRIED,
+) -> None:
+    """Say beforehand whether the state of what is replaced can go along: warn that it is reset, or refuse if strict."""
+    for optimizer in optimizers:
+        held = held_by([optimizer])
+        leaving = [change.old for change in replaced if id(change.old) in held]
+        if leaving and isinstance(optimizer, LBFGS):
             raise PlanError(
                 "LBFGS keeps one history of all parameters together, which no replaced parameter fits into; "
                 "switch without it and make a new one afterwards"
             )
-        if why := _why_afresh(optimizer, carried):
-            _object(f"{type(optimizer).__name__} {why}: its state for replaced parameters starts afresh", strict=strict)
+        if leaving and (why := _why_afresh(optimizer, leaving, carried)):
+            text = f"{type(optimizer).__name__} {why}: its state for replaced parameters starts afresh"
+            _object(text, strict=strict, quiet=quiet)
 
 
 def check_holds(
-    optimizers: Sequence[Optimizer], replaced: Sequence[Replaced], model: nn.Module, *, strict: bool
+    optimizers: Sequence[Optimizer],
+    replaced: Sequence[Replaced],
+    model: nn.Module,
+    *,
+    strict: bool,
+    quiet: bool = False,
 ) -> None:
     """Raise unless optimizers have some of the parameters that give way, and take those that come in their place.
 
@@ -74,23 +102,41 @@ def check_holds(
             "place: give all optimizers, as in optimizer=[one, other], or freeze these parameters first, with "
             f"requires_grad_(False){_strangers(held, model)}",
             strict=strict,
+            quiet=quiet,
         )
+    after = members_after(optimizers, replaced)
     for optimizer in optimizers:
-        first_state(optimizer, replaced)
+        first_state(optimizer, after)
 
 
-def _why_afresh(optimizer: Optimizer, carried: Kinds) -> str | None:
+def _any_change(layer: nn.Module) -> Replaced:
+    """What any plan would do to a layer, as far as optimizers are concerned."""
+    assert isinstance(layer.weight, nn.Parameter)
+    gained = () if layer.bias is not None else (("bias", nn.Parameter(layer.weight.detach().new_zeros(1))),)
+    return Replaced(layer.weight, layer.weight, None, gained=gained)
+
+
+def _bare(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside a wrapper, such as Accelerate's, which is looked through at the switch."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def _why_afresh(optimizer: Optimizer, leaving: list[nn.Parameter], carried: Kinds) -> str | None:
     if not isinstance(optimizer, carried):
         *rest, last = [kind.__name__ for kind in carried]
         return f"is not {', '.join(rest)} or {last}" if rest else f"is not {last}"
-    unknown = sorted({entry for state in optimizer.state.values() for entry in unknown_entries(state)})
+    states = [optimizer.state.get(parameter) or {} for parameter in leaving]
+    unknown = sorted({entry for state in states for entry in unknown_entries(state)})
     return f"remembers {unknown[0]!r}, which is unknown" if unknown else None
 
 
-def _object(text: str, *, strict: bool) -> None:
+def _object(text: str, *, strict: bool, quiet: bool) -> None:
     if strict:
         raise PlanError(f"{text}; pass strict=False to accept that")
-    warn(text)
+    if not quiet:
+        warn(text)
 
 
 def _named(parameters: list[nn.Parameter], model: nn.Module) -> str:

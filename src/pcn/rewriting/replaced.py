@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pcn.nn import PCModule
-from pcn.rewriting.transform import project_first_moment, project_outputs, project_second_moment, unproject_first_moment
+from pcn.rewriting.moments import project_first_moment, project_second_moment, unproject_first_moment
+from pcn.rewriting.products import project_outputs
 
 GRADIENT = "grad"
 FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
@@ -24,7 +25,7 @@ class Replaced:
 
     ``carry`` is called with the name of the entry, its value and the old bias's value of the same entry, if any. Where
     it is None nothing goes along, and all that is kept counts as zero.
-    ``gained`` names parameters that had no predecessor and join the same group.
+    ``gained`` are parameters that had no predecessor, each with its name, and train where this one does.
     """
 
     old: nn.Parameter

@@ -33,20 +33,21 @@ def apply_plan_(
     optimizer: Optimizers = None,
     ema: nn.Module | None = None,
     strict: bool = False,
+    quiet: bool = False,
     confirm: Callable[[], None] | None = None,
 ) -> None:
     """Transform the model, its averaged copy and its optimizers: all or nothing.
 
     With an ``example`` the model then runs on it, and everything is put back if it fails, or if ``confirm``, which is
-    called next, raises.
+    called next, raises. ``quiet`` leaves warnings about optimizers out.
     """
     check_changeable(model, optimizer)
     base, optimizers = unwrap(model), as_optimizers(optimizer)
     copies = [base] if ema is None else [base, averaged(ema, base)]
-    check_optimizers(optimizers, strict=strict)
     with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode could not be trained
         edits = [transforming(plan, module, bases) for module in copies]
-    check_holds(optimizers, edits[0].replaced, base, strict=strict)
+    check_optimizers(optimizers, edits[0].replaced, strict=strict, quiet=quiet)
+    check_holds(optimizers, edits[0].replaced, base, strict=strict, quiet=quiet)
     with ExitStack() as undo:
         for module, edit in zip(copies, edits, strict=True):
             undo.callback(commit_(module, edit, plan))
@@ -64,13 +65,15 @@ def apply_plan_(
 def try_plan(
     plan: Plan, model: nn.Module, bases: Bases, *, example: Example | None, optimizer: Optimizers, strict: bool
 ) -> None:
-    """Raise what applying a plan would raise; the model stays as it is."""
+    """Raise what applying a plan would raise, and warn of nothing, as that will; the model stays as it is."""
 
     def confirm() -> None:
         raise _TriedError
 
     with suppress(_TriedError):
-        apply_plan_(plan, model, bases, example=example, optimizer=optimizer, strict=strict, confirm=confirm)
+        apply_plan_(
+            plan, model, bases, example=example, optimizer=optimizer, strict=strict, quiet=True, confirm=confirm
+        )
 
 
 class _TriedError(Exception):

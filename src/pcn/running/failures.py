@@ -11,6 +11,7 @@ from pcn.errors import PCNError, StatisticsError
 from pcn.running.example import Example
 
 BATCHES = "give an iterable of batches, and forward=lambda model, batch: ... where the model is called otherwise"
+ONE_SAMPLE = " has one sample, of which batch norm takes no statistics: "
 
 
 @contextmanager
@@ -32,10 +33,7 @@ def saying_which(batch: str, example: Example, *, or_else: str = "", give: str =
         raise
     except Exception as error:
         if "more than 1 value per channel" in str(error):
-            raise StatisticsError(
-                f"{batch} has one sample, of which batch norm takes no statistics: leave it out "
-                f"(drop_last=True){or_else}"
-            ) from error
+            raise StatisticsError(f"{batch}{ONE_SAMPLE}leave it out (drop_last=True){or_else}") from error
         raise StatisticsError(
             f"the model failed on {batch}, called as {example}: {type(error).__name__}: {error}; {give}"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import io
 import logging
 import warnings
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from pcn.rewriting.fold import fold_
 from pcn.rewriting.plain import Form, to_plain
 from pcn.running.example import Example
 from pcn.saving.weights import tensors_to_save
-from pcn.saving.whole_files import write_whole
+from pcn.saving.whole_files import write_whole, written_whole
 
 TOLERANCE = 1e-4  # of the largest output: what single precision in another order of sums may differ by
 SINGLE_FILE = 2**30  # bytes; ONNX files end at twice that
@@ -55,21 +56,22 @@ def export_onnx(model: nn.Module, example: Example, path: Path, form: Form, *, d
     stored = count(plain).total
     args, kwargs = _call(example)
     large = sum(tensor.nbytes for tensor in plain.state_dict().values()) > SINGLE_FILE
-    with _exporting("torch.onnx", model):
-        torch.onnx.export(
-            plain, args, str(path), kwargs=kwargs, dynamo=True, verbose=False, external_data=large,
-            dynamic_shapes=_dynamic(example) if dynamic_batch else None,
-        )  # fmt: skip
-    try:
-        runtime = _imported("onnxruntime")
-    except ConfigError as error:
-        return Exported(path, stored, None, [f"not checked: {error}"])
-    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
-    values = [tensor.detach().cpu().numpy() for tensor in tree_leaves(example.inputs)]
-    given = dict(zip(example.inputs if isinstance(example.inputs, dict) else names, values, strict=True))
-    found = [torch.from_numpy(output) for output in session.run(None, {name: given[name] for name in names})]
-    return Exported(path, stored, _compared(model, example, found, path))
+    with _cannot_write(path), written_whole(path) as place:
+        with _exporting("torch.onnx", model):
+            torch.onnx.export(
+                plain, args, str(place), kwargs=kwargs, dynamo=True, verbose=False, external_data=large,
+                dynamic_shapes=_dynamic(example) if dynamic_batch else None,
+            )  # fmt: skip
+        try:
+            runtime = _imported("onnxruntime")
+        except ConfigError as error:
+            return Exported(path, stored, None, [f"not checked: {error}"])
+        session = runtime.InferenceSession(str(place), providers=["CPUExecutionProvider"])
+        names = [each.name for each in session.get_inputs()]
+        values = [tensor.detach().cpu().numpy() for tensor in tree_leaves(example.inputs)]
+        given = dict(zip(example.inputs if isinstance(example.inputs, dict) else names, values, strict=True))
+        found = [torch.from_numpy(output) for output in session.run(None, {name: given[name] for name in names})]
+        return Exported(path, stored, _compared(model, example, found, path))
 
 
 def export_program(
@@ -79,12 +81,15 @@ def export_program(
     plain = to_plain(model, form).eval()
     args, kwargs = _call(example)
     shapes = _dynamic(example) if dynamic_batch else None
+    written = io.BytesIO()  # first: the program that writes it kills the process when a disk is full
     with _exporting("torch.export", model):
         program = torch.export.export(plain, args, kwargs, dynamic_shapes=shapes, strict=False)
-        torch.export.save(program, path)
-        again: Any = torch.export.load(path).module()
+        torch.export.save(program, written)
+        again: Any = torch.export.load(written).module()
     with torch.no_grad():
         difference = _compared(model, example, _numbers(again(*args, **kwargs)), path)
+    with _cannot_write(path):
+        write_whole(path, written.getbuffer())
     return Exported(path, count(plain).total, difference)
 
 
@@ -103,10 +108,8 @@ def export_folded(model: nn.Module, example: Example | None, path: Path) -> Expo
 
 def _write_state(model: nn.Module, plain: nn.Module, example: Example | None, path: Path, notes: list[str]) -> Exported:
     difference = None if example is None else _compared(model, example, _outputs(plain, example), path)
-    try:
+    with _cannot_write(path):
         write_whole(path, serialise(tensors_to_save(plain), {"format": "pt"}))
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror or error}") from error
     return Exported(path, count(plain).total, difference, notes)
 
 
@@ -126,7 +129,7 @@ def _dynamic(example: Example) -> Any:
 
 
 def _compared(model: nn.Module, example: Example, found: list[Tensor], path: Path) -> float:
-    """How far the exported model is from the model; what computes something else is taken away again."""
+    """How far the exported model is from the model, which must not be far."""
     expected = _outputs(model, example)
     if [tensor.shape for tensor in expected] == [tensor.shape for tensor in found]:
         largest = max([float(tensor.abs().max()) for tensor in expected if tensor.numel()], default=0.0)
@@ -137,8 +140,7 @@ def _compared(model: nn.Module, example: Example, found: list[Tensor], path: Pat
         wrong = f"is {difference:.2g} of the largest output away from the model"
     else:
         wrong = "puts out other tensors than the model"
-    path.unlink(missing_ok=True)
-    raise ExportError(f"the exported model {wrong}, so that {path} is not kept")
+    raise ExportError(f"the exported model {wrong}, so that {path} is not written")
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
@@ -152,6 +154,14 @@ def _outputs(model: nn.Module, example: Example) -> list[Tensor]:
 
 def _numbers(result: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+@contextmanager
+def _cannot_write(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -170,6 +180,8 @@ def _exporting(what: str, model: nn.Module) -> Iterator[None]:
         raise
     except Exception as error:
         cause = error.__cause__ or error  # the exporter's own message lists its steps, not what is wrong
+        if isinstance(cause, OSError) and cause.errno is not None:  # the disk, not the model
+            raise cause from None
         words = next(iter(str(cause).strip().splitlines()), "no message")
         raise ExportError(f"{what} cannot export {type(model).__name__}: {type(cause).__name__}: {words}") from error
     finally:

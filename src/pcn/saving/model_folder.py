@@ -23,6 +23,7 @@ from pcn.saving.whole_files import flush, put_in_place
 
 PLAN_FILE = "plan.json"
 WEIGHTS_FILE = "model.safetensors"
+NO_PLAN = "apply one first (pcn.compress_), or save a plain model as usual"
 LARGEST_PLAN = 2**27  # bytes; plans of the largest networks take a few million
 
 
@@ -92,7 +93,9 @@ def _plan_of_all(model: nn.Module) -> Plan:
     """The plan that a model carries, which must explain every principal component layer in it."""
     plan = get_plan(model)
     if plan is None:
-        raise PlanError("this model carries no plan: apply one first (pcn.compress_), or save a plain model as usual")
+        parts = [name for name, module in model.named_modules() if get_plan(module) is not None]
+        what = f"save its part {parts[0]!r}, which does, and the rest as usual" if parts else NO_PLAN
+        raise PlanError(f"this model carries no plan: {what}")
     planned = {layer.name for layer in plan.transformed}
     for name, module in model.named_modules():
         if isinstance(module, PCModule) != (name in planned):

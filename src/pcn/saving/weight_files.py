@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,9 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pcn.errors import FileError
-from pcn.layers import unwrap
+from pcn.layers import layer_type, unwrap
 from pcn.saving.model_folder import PLAN_FILE, WEIGHTS_FILE, load
 from pcn.saving.weights import State
+from pcn.warn import warn
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 
@@ -22,15 +24,23 @@ TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 def load_weights_(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """Give a model the weights of a file, or the plan and weights of a folder that :func:`pcn.save` wrote.
 
-    Every tensor must be there, under one of its names and with its shape; nothing is loaded otherwise.
+    Every tensor must be there, under one of its names and with its shape; nothing is loaded otherwise. Layers whose
+    bias is in the file alone get it, with a warning: those that :func:`pcn.fold_` could not take it from.
     """
     path = Path(path)
     if (path / PLAN_FILE).exists():
         return load(model, path)
     base = unwrap(model)
     tensors = read_state(path / WEIGHTS_FILE if path.is_dir() else path)
-    own = base.state_dict(keep_vars=True)
+    layers = {name: layer for name in tensors if (layer := _without_bias(base, name)) is not None}
+    gained = {name: nn.Parameter(layer.weight.new_empty(len(layer.weight))) for name, layer in layers.items()}
+    own = base.state_dict(keep_vars=True) | gained
     _check_fits(path, tensors, own)
+    for name, layer in layers.items():
+        layer.bias = gained[name]
+    if gained:
+        names = ", ".join(name.removesuffix(".bias") for name in gained)
+        warn(f"{path} holds a bias for layers that the model has without one, so that they have one now: {names}")
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
@@ -55,6 +65,13 @@ def read_state(path: Path) -> State:
         held = f"a dict of {', '.join(map(repr, list(found)[:4]))}" if isinstance(found, dict) else type(found).__name__
         raise FileError(f"{path} holds {held}, not a state dict; save model.state_dict() alone")
     return found
+
+
+def _without_bias(model: nn.Module, name: str) -> Any:
+    """The layer without a bias that a tensor of this name would be the bias of; None where there is none."""
+    of, _, what = name.rpartition(".")
+    layer: Any = dict(model.named_modules()).get(of)
+    return layer if what == "bias" and layer_type(layer) is not None and layer.bias is None else None
 
 
 def _check_fits(path: Path, tensors: State, own: State) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 
 def flush(*paths: Path) -> None:
@@ -31,6 +34,18 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Where a program may write a file, and others beside it: they are put in place if nothing fails, the file last."""
+    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        yield Path(folder) / path.name
+        made = sorted(Path(folder).iterdir(), key=lambda each: each.name == path.name)
+        flush(*made)
+        for each in made:
+            os.replace(each, path.with_name(each.name))
+        flush(path.parent)
 
 
 def put_in_place(fresh: Path, target: Path, aside: Path) -> None:

@@ -69,6 +69,8 @@ def analyze(
 
     def choose() -> tuple[dict[str, nn.Module], dict[str, str], Loss | None]:
         checked_batches(batches)
+        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            raise StatisticsError("the model is on the meta device, where nothing is computed: give it weights first")
         check_numbers(pool, fraction, max_rank, passes)
         checked_mode(mode)
         return *choose_layers(model, asked, as_list(exclude, "exclude")), _loss(gradients, forward)
@@ -85,7 +87,7 @@ def analyze(
     ranks.together(lambda: warn_of_lag(model, lag) if ranks.rank == 0 else None)
     unseen = [name for name in wanted if name not in collector.key_of]
     if len(unseen) == len(wanted) or set(unseen) & set(asked or ()):
-        raise StatisticsError(f"{unseen[0]!r} was never called while the batches went through the model")
+        raise StatisticsError(f"{unseen[0]!r} was never called with a sample while the batches went through the model")
     left_alone |= dict.fromkeys(unseen, "never called during the pass")
     return Statistics(
         layers={name: collector.key_of[name] for name in wanted if name in collector.key_of},

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pcn.config import Rank
 from pcn.errors import ConfigError, StatisticsError, suggest
 from pcn.layers import canonical_weight, groups_of
+from pcn.rank_rules import Rank
 from pcn.running.example import Example
 from pcn.running.untouched import Mode
 from pcn.statistics import eigen, forms

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pcn.config import PCNConfig, Rank, RankRule, as_rank_rule
+from pcn.config import PCNConfig
 from pcn.errors import StatisticsError
+from pcn.rank_rules import Rank, RankRule, as_rank_rule
 
 if TYPE_CHECKING:
     from pcn.statistics.statistics import Statistics

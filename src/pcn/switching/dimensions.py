@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pcn.config import ExplainedVariance, PCNConfig, RankRule, Threshold
+from pcn.config import PCNConfig
 from pcn.errors import ConfigError, StatisticsError
+from pcn.rank_rules import ExplainedVariance, RankRule, Threshold
 from pcn.statistics import Statistics
 
 UNASKED = ExplainedVariance(0.95)  # what is watched where a configuration does not ask for a part of the variance

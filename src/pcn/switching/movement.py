@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pcn.config import PCNConfig, as_rank_rule
+from pcn.config import PCNConfig
+from pcn.rank_rules import as_rank_rule
 from pcn.statistics import Statistics
 from pcn.switching.dimensions import UNASKED
 

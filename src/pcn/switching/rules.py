@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
-from pcn.config import is_number
 from pcn.errors import ConfigError
+from pcn.rank_rules import is_number
 
 
 @dataclass(frozen=True)

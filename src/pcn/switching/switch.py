@@ -19,7 +19,7 @@ from pcn.plans.making import make_plan
 from pcn.plans.plan import Plan, check_untransformed, get_plan
 from pcn.rewriting.bases import Bases, find_bases
 from pcn.rewriting.fit import check_statistics
-from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers
+from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers, check_could_follow
 from pcn.rewriting.surgery import averaged
 from pcn.running.example import Batches, Example, Forward, device_of, opened, repeatable
 from pcn.statistics import Statistics, analyze
@@ -101,7 +101,10 @@ class Switch:
             averaged(self.ema, unwrap(self.model))
         self.plan = get_plan(self.model)  # a resumed run may have switched already
         if self.plan is None:
-            self.options.check_names(name for name, _, _ in transformable_layers(unwrap(self.model)))
+            layers = list(transformable_layers(unwrap(self.model)))
+            self.options.check_names(name for name, _, _ in layers)
+            free = [layer for name, layer, why in layers if why is None and self.options.excludes(name) is None]
+            check_could_follow(as_optimizers(self.optimizer), free, strict=self.strict)
             if isinstance(self._wish, Budget):
                 check_reachable(self.model, self._wish, self.measured, self._call())
         if isinstance(self.fade, bool) or not isinstance(self.fade, int) or self.fade < 0:
@@ -163,8 +166,9 @@ class Switch:
 
     def now(self, batches: Batches) -> Plan:
         """Switch at once, without fading."""
+        plan = self._apply(batches, None)
         self._fading = None
-        return self._apply(batches, None)
+        return plan
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: the plan, if the switch is behind it, and what the rule has seen so far."""
@@ -237,7 +241,8 @@ class Switch:
     def _fade(self, batches: Batches) -> Plan | None:
         assert self._fading is not None
         fading, engine = self._fading, self._engine
-        fading.step_(self.model, self.ema)
+        if not fading.over:  # otherwise the cut has failed before, and is tried again
+            fading.step_(self.model, self.ema)
         if not fading.over:
             return None
         before = engine.before_switch_()

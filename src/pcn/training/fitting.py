@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -10,7 +9,9 @@ from torch import Tensor
 from pcn.errors import ConfigError
 from pcn.running.untouched import untouched
 from pcn.training.data import Contiguous, labels_end
+from pcn.training.preparing import lay_out_
 from pcn.training.step import autocast
+from pcn.warn import warn
 
 if TYPE_CHECKING:
     from pcn.training.trainer import Trainer
@@ -36,7 +37,7 @@ def _outputs(run: Trainer, inputs: Tensor) -> Any:
 
 def _outputs_in_order(run: Trainer, inputs: Tensor, error: Exception) -> Any:
     run.channels_last = False
-    run.lay_out_()
+    lay_out_(run)
     try:
         outputs = _outputs(run, inputs.contiguous())
     except Exception:
@@ -44,10 +45,9 @@ def _outputs_in_order(run: Trainer, inputs: Tensor, error: Exception) -> Any:
         raise ConfigError(
             f"{run.settings.model} does not take samples of {run.settings.data}, of shape {shape}: {error}"
         ) from error
-    warnings.warn(
+    warn(
         f"{run.settings.model} does not take channels that are last in memory, so it trains more slowly without; "
-        f"Tensor.reshape takes what Tensor.view does not: {error}",
-        stacklevel=4,
+        f"Tensor.reshape takes what Tensor.view does not: {error}"
     )
     run.data = Contiguous(run.data)
     return outputs

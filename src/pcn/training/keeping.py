@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pcn.training.losses import check_finite
 from pcn.training.state import put_back_, take
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Keeper:
         if not self.active:
             return
         run.count_time()
-        run.losses.settle()
+        check_finite(run.losses.settle(), run.progress.epoch + 1)  # the last good one stays
         state = take(run)
         if self.folder is not None:
             self.folder.checkpoints.write(run.progress.step, state)

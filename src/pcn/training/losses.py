@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
+
+from pcn.errors import ConfigError
 
 if TYPE_CHECKING:
     from pcn.training.trainer import Trainer
@@ -36,3 +39,9 @@ class Losses:
         taken = float(self.run.step.loss_sum)
         self.run.step.loss_sum.zero_()
         return taken
+
+
+def check_finite(loss: float, epoch: int) -> None:
+    """Raise for a loss from which training cannot go on."""
+    if not math.isfinite(loss):
+        raise ConfigError(f"the loss is {loss} in epoch {epoch}: give a smaller learning_rate")

@@ -12,9 +12,10 @@ from torch import nn
 
 from pcn import models
 from pcn.budget import Budget, as_budget
-from pcn.config import BasisKind, ExplainedVariance, LayerRule, Order, PCNConfig, Rank, Threshold
+from pcn.config import BasisKind, LayerRule, Order, PCNConfig
 from pcn.errors import ConfigError
 from pcn.planner import Divergence, Response, Taylor, Worth, prediction_divergence
+from pcn.rank_rules import ExplainedVariance, Rank, Threshold
 from pcn.switching import AccuracySlows, AfterEpoch, AfterStep, SubspacesSettle, SwitchRule
 from pcn.training.named_models import build_named
 from pcn.training.settings import LIMITS, Settings
@@ -172,10 +173,10 @@ def rank_text(rank: object) -> str:
 
 
 def count_or_fraction(given: float | None) -> int | float | None:
-    """Read 40 as a count and 0.4 as a fraction of outputs.
+    """Read 40 as a count and 0.4 as a fraction of outputs; 1 is one, and 1.0 is all.
 
-    >>> count_or_fraction(40.0), count_or_fraction(0.4)
-    (40, 0.4)
+    >>> count_or_fraction(40.0), count_or_fraction(0.4), count_or_fraction(1), count_or_fraction(1.0)
+    (40, 0.4, 1, 1.0)
     """
     return int(given) if given is not None and given > 1 and given == int(given) else given
 

@@ -34,7 +34,6 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"cannot make the run's folder {path}: {error.strerror}") from error
-        self._metrics: TextIO | None = None
         self._lock = _locked(path / LOCK)
         try:
             self._check_settings()
@@ -66,10 +65,11 @@ class RunFolder:
 
     def log(self, record: dict[str, Any]) -> None:
         """Append a line to the metrics."""
-        if self._metrics is None:
-            self._metrics = (self.path / METRICS).open("a")
-        self._metrics.write(json.dumps(record) + "\n")
-        self._metrics.flush()
+        try:
+            with (self.path / METRICS).open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise _unwritten(self.path / METRICS, error) from error
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines; one that was cut off when a process was killed is left out."""
@@ -117,8 +117,6 @@ class RunFolder:
 
     def close(self) -> None:
         """Let another process have the folder; one that was made for nothing goes."""
-        if self._metrics is not None:
-            self._metrics.close()
         self._clear()
         if self._lock is not None:
             self._lock.close()
@@ -152,7 +150,13 @@ def write_bytes(path: Path, data: bytes) -> None:
     try:
         write_whole(path, data)
     except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
+        raise _unwritten(path, error) from error
+
+
+def _unwritten(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"cannot write {path}: {error.strerror or error}; make room and start the same command again to go on"
+    )
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from pcn.config import BASES, ORDERS
 from pcn.errors import ConfigError, suggest
-from pcn.limits import number_or_text, read_limit
 from pcn.planner.units import UNITS
 from pcn.running.untouched import MODES
+from pcn.training.setting_types import checked, option
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "drops", "cosine")
@@ -23,12 +22,6 @@ AUGMENT = ("none", "crop-flip", "resized-crop", "resized-crop-colour")
 SCALES = ("unit", "standardise", "centre")
 LIMITS = tuple(UNITS)  # of a budget
 WORTHS = ("response", "taylor", "divergence")
-
-
-def option(default: Any, help: str, **more: Any) -> Any:
-    """A field with its help text for the command line."""
-    factory = {"default_factory": lambda: default} if isinstance(default, dict) else {"default": default}
-    return field(**factory, metadata={"help": help, **more})
 
 
 @dataclass(frozen=True)
@@ -53,18 +46,18 @@ class Settings:
     seed: int = option(0, "decides the weights, the split and the order of the data")
     optimizer: str = option("sgd", "which optimizer", choices=OPTIMIZERS)
     learning_rate: float = option(0.05, "its learning rate")
-    momentum: float = option(0.9, "SGD's momentum")
+    momentum: float = option(0.9, "SGD's momentum", least=0)
     nesterov: bool = option(False, "Nesterov's form of it")
-    betas: tuple[float, float] = option((0.9, 0.999), "Adam's decay rates")
-    epsilon: float = option(1e-8, "Adam's epsilon")
-    weight_decay: float = option(0.0, "weight decay")
+    betas: tuple[float, float] = option((0.9, 0.999), "Adam's decay rates", least=0)
+    epsilon: float = option(1e-8, "Adam's epsilon", least=0)
+    weight_decay: float = option(0.0, "weight decay", least=0)
     decoupled_decay: bool = option(False, "take SGD's decay off the weights themselves, as AdamW does")
     decay_norms: bool = option(False, "decay the parameters of normalisation layers too")
-    label_smoothing: float = option(0.0, "label smoothing")
+    label_smoothing: float = option(0.0, "label smoothing", least=0, most=1)
     schedule: str = option("constant", "how the learning rate goes", choices=SCHEDULES)
     drops: tuple[float, ...] = option((), "epochs after which the rate drops")
     drop_factor: float = option(0.1, "what a drop multiplies the rate by")
-    warmup_epochs: float = option(0.0, "epochs in which the rate rises from 0")
+    warmup_epochs: float = option(0.0, "epochs in which the rate rises from 0", least=0)
     warmup_factor: float | None = option(None, "stay at this share of the rate in them instead")
     pcn: str | None = option(None, "a PCN of the paper by name (conv4-pcn, wide_resnet20-pcn1, ...)")
     rank: str | None = option(None, 'a number, a fraction of the width, "variance > 0.1", or "95%" of the variance')
@@ -87,8 +80,12 @@ class Settings:
     worth: str = option("response", "by what a budget compares directions of different layers", choices=WORTHS)
     two_sided: bool = option(False, "have a budget choose how many outputs of each layer are trained as well")
     drop_channels: bool = option(False, "have a budget choose which output channels go as well")
-    output_rank: float | None = option(None, "outputs of every layer that are trained: a number, or a fraction")
-    keep_outputs: float | None = option(None, "outputs that every layer keeps: a number, or a fraction")
+    output_rank: int | float | None = option(
+        None, "outputs of every layer that are trained: a number (1 is one), or a fraction (1.0 is all)"
+    )
+    keep_outputs: int | float | None = option(
+        None, "outputs that every layer keeps: a number (1 is one), or a fraction (1.0 is all)"
+    )
     layers: dict[str, Any] = option({}, "rank and keep_outputs for layers by name or glob")
     exclude: tuple[str, ...] = option((), "layers to leave alone, by name or glob")
     order: str = option("truncate_first", "how a layer reads inputs of which some are dropped", choices=ORDERS)
@@ -124,7 +121,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            object.__setattr__(self, each.name, _checked(each, getattr(self, each.name)))
+            object.__setattr__(self, each.name, checked(each, _hints()[each.name], getattr(self, each.name)))
         for name in ("epochs", "batch", "calibration_samples", "analysis_pool", "patience"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -140,14 +137,20 @@ class Settings:
         for name in ("learning_rate", "checkpoint_every"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: give a number above 0")
-        if len(self.betas) != 2:
-            raise ConfigError(f"betas={self.betas!r}: give two numbers, such as 0.9 0.999")
-        if (self.schedule == "drops") != bool(self.drops):
-            raise ConfigError(f"schedule={self.schedule!r} with drops={self.drops!r}: give both, or neither")
-        if self.decoupled_decay and self.optimizer != "sgd":
-            raise ConfigError(f"decoupled_decay with optimizer={self.optimizer!r}: it is for sgd; adamw has it")
+        if len(self.betas) != 2 or max(self.betas) >= 1:
+            raise ConfigError(f"betas={self.betas!r}: give two numbers below 1, such as 0.9 0.999")
         if self.analysis_fraction is not None and not 0 < self.analysis_fraction <= 1:
             raise ConfigError(f"analysis_fraction={self.analysis_fraction!r}: give a number above 0 and at most 1")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raise for settings that do not go with each other."""
+        if (self.schedule == "drops") != bool(self.drops):
+            raise ConfigError(f"schedule={self.schedule!r} with drops={self.drops!r}: give both, or neither")
+        if self.nesterov and not self.momentum:
+            raise ConfigError("nesterov with momentum=0.0: it is a form of momentum, give some")
+        if self.decoupled_decay and self.optimizer != "sgd":
+            raise ConfigError(f"decoupled_decay with optimizer={self.optimizer!r}: it is for sgd; adamw has it")
         if self.rank is not None and self.has_budget:
             raise ConfigError("rank and a budget are both given: a budget chooses the ranks itself")
         named = [name for name in ("two_sided", "drop_channels") if getattr(self, name)]
@@ -185,42 +188,10 @@ def _hints() -> dict[str, Any]:
     return get_type_hints(Settings)
 
 
-def _checked(each: Field[Any], value: Any) -> Any:
-    """A setting's value in its own type, or an error that says which one that is."""
-    hint = _hints()[each.name]
-    if isinstance(each.default, tuple):
-        values = value if isinstance(value, list | tuple) else (value,)
-        kind = str if each.name == "exclude" else float
-        return tuple(_as(each.name, kind, item) for item in values)
-    if value is None and NoneType in get_args(hint):
-        return None
-    if hint == dict[str, Any]:
-        return _as(each.name, dict, value)
-    if each.name in LIMITS:
-        read_limit(each.name, value := number_or_text(value))
-        return value
-    value = _as(each.name, next(kind for kind in (bool, int, float, str) if kind in (hint, *get_args(hint))), value)
-    if "choices" in each.metadata and value not in each.metadata["choices"]:
-        raise ConfigError(f"{each.name}={value!r}: choose one of {', '.join(each.metadata['choices'])}")
-    return value
-
-
-def _as(name: str, kind: type, value: Any) -> Any:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is str and number:
-        return str(value)  # a rank of 0.25, a switch after epoch 15
-    if kind is float and number:
-        return float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a table"}
-        raise ConfigError(f"{name}={value!r}: give {names[kind]}")
-    return value
-
-
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a settings file."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

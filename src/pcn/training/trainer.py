@@ -6,47 +6,34 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pcn.costs.count import count
 from pcn.errors import ConfigError
-from pcn.layers import transformable_layers
-from pcn.nn import PCConv2d
-from pcn.plans.plan import Plan, get_plan
+from pcn.plans.plan import Plan
 from pcn.statistics import Statistics
 from pcn.switching import Switch
 from pcn.training.data import Again, Batch, Data
-from pcn.training.evaluation import accuracies_percent, accuracy_percent
 from pcn.training.fitting import check_fits
-from pcn.training.fusing import check_kernels, fuse_layers_
+from pcn.training.fusing import check_kernels
 from pcn.training.keeping import Keeper
-from pcn.training.looks import check_operations, step_costs
-from pcn.training.losses import Losses
-from pcn.training.meter import Stopwatch, peak_bytes, plus, training_bytes
-from pcn.training.offers import fade_steps_left, offer_after_epoch, offer_after_step
+from pcn.training.looks import check_operations
+from pcn.training.losses import Losses, check_finite
+from pcn.training.meter import Stopwatch, peak_bytes, plus
+from pcn.training.offers import offer_after_epoch, offer_after_step
 from pcn.training.optimizers import learning_rate, make_optimizer, set_learning_rate_
+from pcn.training.preparing import lay_out_, step_for, switch_for
 from pcn.training.progress import Progress
-from pcn.training.requests import (
-    analysis_options,
-    build_model,
-    check_in_time,
-    check_no_switch,
-    fade_steps,
-    parse_switch,
-    pcn_config,
-    requested,
-)
+from pcn.training.records import Record, epoch_record, result_record, switch_record, validation_accuracy
+from pcn.training.requests import build_model
 from pcn.training.run_folder import RunFolder
 from pcn.training.settings import Settings
 from pcn.training.state import put_back_
 from pcn.training.step import Step
 from pcn.training.world import World
-
-Record = dict[str, Any]
 
 
 class Trainer:
@@ -86,7 +73,7 @@ class Trainer:
         random.seed(settings.seed)
         self.channels_last = True
         self.model = build_model(settings).to(self.device)
-        self.lay_out_()
+        lay_out_(self)
         self.optimizer = make_optimizer(self.model, settings, graphed=self.graphed)
         self.wrapped = self.world.wrap(self.model)
         torch.manual_seed(settings.seed + 7919 * self.world.rank)  # dropout differs between processes
@@ -98,23 +85,7 @@ class Trainer:
         self.losses, self.keeper = Losses(self), Keeper(self)
 
     def make_switch(self) -> Switch | None:
-        settings, rule = self.settings, parse_switch(self.settings.switch_at)
-        if rule is None:
-            check_no_switch(settings)
-            return None
-        check_in_time(settings, rule, self.steps_per_epoch)
-        config, wish = pcn_config(settings), requested(settings)
-        config.check_names(name for name, _, _ in transformable_layers(self.model))
-        return Switch(
-            self.wrapped,
-            self.optimizer if settings.carry_state else None,
-            wish,
-            at=rule,
-            recalibrate=settings.recalibrate,
-            fade=fade_steps(settings, self.steps_per_epoch),
-            measured=step_costs(self, wish),
-            analysis=analysis_options(settings, config),
-        )
+        return switch_for(self)
 
     def run(self, deadline: float = math.inf) -> Record | None:
         """Train to the last epoch and return the result, or None when the deadline (as of time.time()) comes first."""
@@ -183,19 +154,9 @@ class Trainer:
         progress = self.progress
         progress.epoch += 1
         peak = peak_bytes(self.device)
-        accuracy, loss = self._validate(), self.losses.mean()
-        if not math.isfinite(loss):
-            raise ConfigError(f"the loss is {loss} in epoch {progress.epoch}: give a smaller learning_rate")
-        self.log(
-            "epoch",
-            loss=loss,
-            validation_accuracy=accuracy,
-            learning_rate=learning_rate(self.settings, progress.epoch - 1 / self.steps_per_epoch),
-            train_seconds=progress.train_seconds,
-            energy_j=progress.energy_j,
-            memory_bytes=training_bytes(self.model, self.optimizer),
-            peak_memory_bytes=peak,
-        )
+        accuracy, loss = validation_accuracy(self), self.losses.mean()
+        check_finite(loss, progress.epoch)
+        self.log("epoch", **epoch_record(self, accuracy=accuracy, loss=loss, peak_memory_bytes=peak))
         wanted = self.settings.keep_best or self.settings.patience is not None
         if wanted and accuracy > progress.best_accuracy + self.settings.min_delta:
             self._keep_best(accuracy)
@@ -208,36 +169,16 @@ class Trainer:
         check_fits(self)
         put_back_(self, state)
         self.progress.branched = True
-        accuracy = self._validate()
+        accuracy = validation_accuracy(self)
         self.log("branched", validation_accuracy=accuracy)
         offer_after_epoch(self, accuracy)
 
     def set_up(self, inputs: Tensor, labels: Tensor) -> Step:
         """Make the training step, which is where compilation and capture take their time."""
         self.count_time()
-        self.lay_out_()
-        if self.fused and (done := fuse_layers_(self.model, inputs, self.world.ranks)) is not None:
-            self.log("fused", **done)
-            if self.switch is not None and self.switch.plan is not None:  # so that a resumed run has the same forms
-                self.switch.plan = get_plan(self.model)
-        self.step = Step(
-            self.wrapped,
-            self.optimizer,
-            inputs,
-            labels,
-            compiled=self.compiled,
-            graphed=self.graphed,
-            label_smoothing=self.settings.label_smoothing,
-        )
+        self.step = step_for(self, inputs, labels)
         self.progress.setup_seconds = plus(self.progress.setup_seconds, self.watch.lap()[0])
         return self.step
-
-    def lay_out_(self) -> None:
-        """Have convolutions' channels last in memory, which they are fastest with, on a GPU and on a CPU."""
-        layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        for module in self.model.modules():
-            if isinstance(module, nn.Conv2d | PCConv2d):
-                module.weight.data = module.weight.data.contiguous(memory_format=layout)
 
     def switched(self, plan: Plan) -> None:
         """Go on with the network that the switch has made; everything set up for the old one goes."""
@@ -250,43 +191,19 @@ class Trainer:
             self.optimizer = make_optimizer(self.model, self.settings, graphed=self.graphed)
         if self.folder is not None:
             self.folder.write_plan(plan)
-        cost = count(self.model)
         progress.best_accuracy, progress.best_epoch, self.best = -1.0, progress.epoch, None  # of another network
-        self.log(
-            "switch",
-            validation_accuracy=self._validate(),
-            trainable_before=self._cost_before.trainable,
-            trainable_after=cost.trainable,
-            total_before=self._cost_before.total,
-            total_after=cost.total,
-            seconds=progress.switch_seconds,
-            fade_steps_left=fade_steps_left(self),
-        )
+        self.log("switch", **switch_record(self, self._cost_before))
         self.watch.lap()
 
     def _finish(self) -> Record:
         """Read the test set, this once."""
         if self.best is not None:
             self.model.load_state_dict(self.best)
-        cost, progress = count(self.model), self.progress
-        first, five = accuracies_percent(self.model, self.data.test(self.world.share), self.world, (1, 5))
-        result = {
-            "test_accuracy": first,
-            "test_accuracy_top5": five,
-            "validation_accuracy": self._validate(),
-            "trainable_params": cost.trainable,
-            "total_params": cost.total,
-            **{name: value for name, value in asdict(progress).items() if name != "loss_sum"},
-        }
-        if self.best is None:
-            result |= {"best_accuracy": None, "best_epoch": None}
+        result = result_record(self)
         if self.folder is not None:
             self.folder.write_model(self.model)
             self.folder.write_result(result)
         return result
-
-    def _validate(self) -> float:
-        return accuracy_percent(self.model, self.data.validation(self.world.share), self.world)
 
     def calibration(self) -> Iterable[Tensor]:
         samples, share = self.settings.calibration_samples, self.world.share

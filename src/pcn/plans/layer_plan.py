@@ -1,0 +1,129 @@
+"""What becomes of one layer: its sizes, and what it trains, stores and computes before and after."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pcn.config import BasisKind, Order
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What becomes of one layer: shapes and reasons only, no weights."""
+
+    name: str
+    kind: str
+    in_features: int
+    out_features: int
+    groups: int = 1
+    kernel: tuple[int, ...] = ()
+    bias: bool = True  # whether the layer has a bias; a transformed one gains one
+    rank: int | None = None  # directions of the input that are kept (per group); None: the input stays as it is
+    kept_inputs: int = 0  # inputs left after the layers before have dropped outputs
+    kept_outputs: int = 0  # outputs left after dropping
+    order: Order = "truncate_first"
+    output_rank: int | None = None  # outputs (per group) that are trained behind an output basis; None: all are
+    basis: BasisKind = "pca"
+    precondition: float = 0.0
+    train_basis: bool = False
+    keep_dropped: bool = False
+    activation: str | None = None  # layers with the same one read the same input and share its basis
+    norm_after: str | None = None  # the batch norm that alone reads the output: it can absorb a gained bias
+    in_positions: int | None = None  # positions of the input per sample, where the graph is known
+    out_positions: int | None = None
+    reason: str | None = None  # why the input is not transformed
+    output_reason: str | None = None  # why no output is dropped, or fewer than asked for
+    note: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept_inputs", self.kept_inputs or self.in_features)
+        object.__setattr__(self, "kept_outputs", self.kept_outputs or self.out_features)
+
+    @property
+    def depthwise(self) -> bool:
+        return self.groups > 1 and self.groups == self.in_features
+
+    @property
+    def taps(self) -> int:
+        """Number of kernel positions."""
+        return math.prod(self.kernel)
+
+    @property
+    def width_after(self) -> int:
+        """Inputs that every output is computed from, afterwards: directions of the basis, where there is one."""
+        if self.rank is not None:
+            return self.rank
+        return self.in_features // self.groups if self.depthwise else self.kept_inputs // self.groups
+
+    @property
+    def trainable_before(self) -> int:
+        return self.out_features * (self.in_features // self.groups * self.taps + self.bias)
+
+    @property
+    def trainable_after(self) -> int:
+        """Weights and biases that are trained afterwards (the basis too, where it is trained)."""
+        if self.rank is None:
+            return self.kept_outputs * (self.width_after * self.taps + self.bias)
+        core = self.trained_outputs * self.rank * self.taps
+        return core + self.kept_outputs + self.train_basis * self.input_basis_size
+
+    @property
+    def basis_size(self) -> int:
+        """Entries of the bases and the mean, which are stored beside the weights."""
+        return self.input_basis_size + self.kept_outputs * (self.output_rank or 0)
+
+    @property
+    def input_basis_size(self) -> int:
+        return 0 if self.rank is None else self.kept_inputs * (self.rank + 1)
+
+    @property
+    def trained_outputs(self) -> int:
+        """Outputs that the trained weight computes: fewer than the layer's where an output basis expands them."""
+        return self.kept_outputs if self.output_rank is None else self.groups * self.output_rank
+
+    @property
+    def frozen_size(self) -> int:
+        """Entries of the part of the weight outside the basis, where it stays, frozen."""
+        if self.rank is None or not self.keep_dropped:
+            return 0
+        return self.kept_outputs * (self.kept_inputs // self.groups) * self.taps
+
+    @property
+    def stored_after(self) -> int:
+        """Trained entries, the frozen bases, and the frozen part of the weight where it stays."""
+        bases = self.basis_size - self.train_basis * self.input_basis_size
+        return self.trainable_after + bases + self.frozen_size
+
+    @property
+    def flops_before(self) -> int | None:
+        """Floating-point operations of one forward pass, per sample."""
+        if self.out_positions is None:
+            return None
+        return 2 * self.out_positions * self.out_features * self.in_features // self.groups * self.taps
+
+    @property
+    def flops_after(self) -> int | None:
+        """The same after the change, the projection included, and the frozen part of the weight where it stays."""
+        if self.in_positions is None or self.out_positions is None:
+            return None
+        projection = 0 if self.rank is None else self.in_positions * self.kept_inputs * self.rank
+        expansion = 0 if self.output_rank is None else self.out_positions * self.kept_outputs * self.output_rank
+        core = self.out_positions * self.trained_outputs * self.width_after * self.taps
+        return 2 * (core + projection + expansion + self.out_positions * self.frozen_size)
+
+    @property
+    def is_larger(self) -> bool:
+        """Whether it would store no less than now, a frozen part that was asked for beside it not counted."""
+        return self.stored_after - self.frozen_size >= self.trainable_before
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether it would take more operations than now, counted likewise; False where they are not known."""
+        if self.flops_after is None or self.flops_before is None or self.out_positions is None:
+            return False
+        return self.flops_after - 2 * self.out_positions * self.frozen_size > self.flops_before
+
+    @property
+    def changed(self) -> bool:
+        return self.rank is not None or self.kept_inputs != self.in_features or self.kept_outputs != self.out_features

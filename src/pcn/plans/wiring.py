@@ -1,0 +1,58 @@
+"""Which channel classes the layers of a plan put out and read, and which of them belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pcn.graph import ChannelGraph
+from pcn.layers import LAYER_TYPES
+from pcn.plans.plan import Plan
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Which channel classes each layer puts out and reads, index by index."""
+
+    outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Tensor]
+    class_count: int
+
+    @cached_property
+    def families(self) -> list[set[int]]:
+        """The channels that a layer puts out, or reads, small sets first: of each such set one must stay."""
+        sets = {frozenset(classes.tolist()) for side in (self.outputs, self.inputs) for classes in side.values()}
+        return [set(family) for family in sorted(sets, key=lambda family: (len(family), sorted(family)))]
+
+    def coupled(self, layers: Iterable[str] | None = None) -> list[set[int]]:
+        """The sets of classes that layers, or only some of them, put out, those that overlap taken together."""
+        sets: list[set[int]] = []
+        for name in self.outputs if layers is None else layers:
+            own = set(self.outputs[name].tolist())
+            apart = [other for other in sets if own.isdisjoint(other)]
+            sets = [*apart, own.union(*(other for other in sets if not own.isdisjoint(other)))]
+        return sets
+
+    def losing(self, dropped: Tensor, layers: Iterable[str] | None = None) -> list[Tensor]:
+        """Masks over all classes, one of each coupled set that loses some."""
+        none = torch.zeros_like(dropped)
+        masks = [none.index_fill(0, torch.tensor(sorted(members)), True) for members in self.coupled(layers)]
+        return [mask for mask in masks if (mask & dropped).any()]
+
+
+def wiring_of(plan: Plan, graph: ChannelGraph) -> Wiring:
+    """Which channel classes every layer of a plan puts out and reads."""
+    outputs, inputs = {}, {}
+    for name, layer in plan.layers.items():
+        classes = graph.tensors.get(f"{name}.weight")
+        if classes is None:
+            continue
+        kind = LAYER_TYPES[layer.kind]
+        outputs[name] = classes[kind.out_dim]
+        if not layer.depthwise:
+            inputs[name] = classes[kind.in_dim].repeat(layer.groups)
+    return Wiring(outputs, inputs, graph.class_count)
