@@ -194,7 +194,7 @@ def tiny_search(tiny_parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     import planner_search as search
     from records import Records
 
-    for name, value in {"PARENT": "tiny", "TARGET": 120_000, "EPOCHS": 10, "SWITCH": 1}.items():
+    for name, value in {"PARENT": "tiny", "TARGET": 120_000, "EPOCHS": 13, "SWITCH": 1}.items():
         monkeypatch.setattr(search, name, value)
     work = {"data": tmp_path, "work": tmp_path / "work", "eager": True}
     options = argparse.Namespace(arms=list(search.ARMS), seeds=[0], together=1, time_limit=math.inf, **work)

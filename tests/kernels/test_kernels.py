@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -274,11 +273,10 @@ def test_launches_that_do_not_fit_give_way_to_the_next() -> None:
 def test_launches_are_remembered_by_their_product_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another dtype of the basis, or another precision, needs other registers."""
     pytest.importorskip("triton")
-    from pcn.kernels import norm_backward_kernel, norm_kernel, tiles
+    from pcn.kernels import norm_backward, norm_kernel, tiles
 
     keys: list[str] = []
     monkeypatch.setattr(CHOICES, "run", lambda key, *_: keys.append(key))
-    monkeypatch.setattr(norm_backward_kernel, "pcn_norm_sums_merge", MagicMock())
     rows, _, norm, basis, _ = make((70, 20, 5), torch.float32)
     for precision in ("ieee", "tf32"):
         monkeypatch.setattr(tiles, "precision", lambda _, precision=precision: precision)
@@ -286,7 +284,7 @@ def test_launches_are_remembered_by_their_product_too(monkeypatch: pytest.Monkey
             narrow = basis.to(dtype)
             _, projected = norm_kernel.norm_project(rows, None, norm, narrow, None, relu=True, emit=False)
             given = projected, None, rows, None, None, norm, narrow
-            norm_backward_kernel.norm_project_backward(*given, training=True, relu=True)
+            norm_backward.norm_project_backward(*given, training=True, relu=True)
     assert len(keys) == len(set(keys)) == 12
 
 

@@ -10,11 +10,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from pcn.fusion import fuse_
 from pcn.fusion.layers import Form
 from pcn.fusion.switch import everywhere as fused_everywhere
-from pcn.nn import PCConv1d, PCConv2d, PCConv3d, eights
+from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, eights
 from pcn.nn.eights import in_eights
 from pcn.nn.functional import CONVOLUTIONS
 
@@ -65,6 +66,25 @@ def test_a_layer_computes_the_same(
     for one, another in zip(found, expected, strict=True):
         assert one.shape == another.shape
         torch.testing.assert_close(one, another, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("more", [{}, {"output_rank": 3}, {"offset": True}])
+def test_a_dense_layer_computes_the_same(everywhere: None, more: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layer = PCLinear(6, 5, 3, **more).half()
+    for tensor in layer.buffers():
+        nn.init.normal_(tensor, std=0.5)
+    x = torch.randn(2, 4, 6).half()
+    found, expected = (grown(layer, x, eight) for eight in (True, False))
+    for one, another in zip(found, expected, strict=True):
+        assert one.shape == another.shape
+        torch.testing.assert_close(one, another, rtol=2e-2, atol=2e-2)
+
+
+def test_a_dense_layer_multiplies_by_eights(everywhere: None) -> None:
+    with FlopCounterMode(display=False) as counter:
+        PCLinear(6, 5, 3).half()(torch.randn(4, 6).half())
+    assert counter.get_total_flops() == 2 * 4 * (6 * 8 + 8 * 5) + 2 * 6 * 8  # the mean is projected too
 
 
 @pytest.mark.parametrize("eight", [False, True])

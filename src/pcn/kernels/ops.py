@@ -105,7 +105,7 @@ def norm_project_backward(
     norm, rows, given = Norm(weight, bias, mean, inverse_std), rows.contiguous(), (_dense(added), _dense(y))
     coming = _dense(d_projected), _dense(d_y)
     if uses_kernel(rows):
-        from pcn.kernels.norm_backward_kernel import norm_project_backward as kernel
+        from pcn.kernels.norm_backward import norm_project_backward as kernel
 
         return kernel(*coming, rows, *given, norm, _dense(basis), relu=relu, training=training)
     return reference.norm_project_backward(*coming, rows, *given, norm, basis, relu=relu, training=training)

@@ -1,4 +1,4 @@
-"""Channels in eights: a GPU's fast convolutions of 16-bit numbers take no others, so zeros make up what is missing."""
+"""Channels in eights: a GPU's fast products of 16-bit numbers take no others, so zeros make up what is missing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ def in_eights(
     An input that is ``made_up`` may have such zeros already. One that does not fit is left for PyTorch to refuse.
     """
     at = 1 - weight.dim()  # where an input has its channels
-    filters, channels = weight.shape[:2]
-    if x.device.type in DEVICES and dtype.itemsize == 2:
-        filters, channels = (-(-count // EIGHT) * EIGHT for count in (filters, channels))
+    filters, channels = (wanted(count, x.device, dtype) for count in weight.shape[:2])
     if x.shape[at] != weight.shape[1] and not (made_up and x.shape[at] == channels):
         return x, weight, bias
     weight = filled(filled(weight, 1, channels), 0, filters)
     return filled(x, at, channels), weight, None if bias is None else filled(bias, 0, filters)
+
+
+def wanted(count: int, device: torch.device, dtype: torch.dtype) -> int:
+    """How many channels a device wants where there are ``count``."""
+    return -(-count // EIGHT) * EIGHT if device.type in DEVICES and dtype.itemsize == 2 else count
 
 
 def filled(tensor: Tensor, dim: int, size: int) -> Tensor:

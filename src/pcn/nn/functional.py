@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pcn.nn.eights import cut, in_eights
+from pcn.nn.eights import cut, filled, in_eights, wanted
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -46,7 +46,8 @@ def pc_linear(
 ) -> Tensor:
     """Return V W~ Uᵀ(x - mu) + b~, plus the offset's W (x - mu), for x of shape (..., m)."""
     dtype = compute_dtype(x)
-    basis = basis.to(dtype)
+    rank = wanted(basis.shape[1], x.device, dtype)
+    basis, weight = filled(basis.to(dtype), 1, rank), filled(weight, 1, rank)
     projected = F.linear(x, basis.T, -project_constant(mean, basis).to(dtype))
     if output_basis is None:
         y = F.linear(projected, weight, bias)

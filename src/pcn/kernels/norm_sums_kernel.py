@@ -1,0 +1,131 @@
+"""The first pass back: sums over rows of what batch norm's gradient needs, and the gradient behind ReLU if wanted."""
+
+# A kernel's arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pcn.kernels.launch import CHOICES, Launch, programs
+from pcn.kernels.moments_kernel import MERGED, MERGED_COLUMNS, MERGING_WARPS
+from pcn.kernels.norm_gradient_of_y import (
+    MORE_OR_LESS,
+    PER_PROCESSOR,
+    candidates,
+    norm_of,
+    of_y,
+    transposed,
+    turn,
+    turned,
+)
+from pcn.kernels.reference import Norm
+from pcn.kernels.tiles import Sizes, deep_tiles, offset_of, or_any, precision, product_key, rank_tile
+
+FEWEST_ROWS = 64  # of a program
+RECOMPUTE, ADD, LOOK = 0, 1, 2  # where ReLU let through: from z alone, from z and what was added, from y itself
+# elements of a tile, warps, stages
+SUMS = [(2048, 4, 3), (2048, 4, 4), (4096, 8, 3), (4096, 4, 3), (2048, 2, 3), (1024, 4, 4)]
+# Rows, columns, warps, stages where a basis has many directions: in parts, it would be read again for every tile.
+DEEP: list[Sizes] = [(32, 128, 8, 3), (64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 3)]
+
+
+def sum_up(
+    d_projected: Tensor | None, d_y: Tensor | None, rows: Tensor, given: Tensor | None, norm: Norm,
+    basis: Tensor | None, d_added: Tensor, d_bias: Tensor, d_weight: Tensor, *, mask: int, relu: bool,
+) -> None:  # fmt: skip
+    """Write the sums over rows of g and of g (z - mean) / std, and g itself, the gradient behind ReLU, if wanted."""
+    count, width = rows.shape
+    rank = 0 if basis is None else basis.shape[1]
+    tensors = or_any(rows, d_projected, d_y, rows, given, *norm, basis, d_added)
+
+    def run(launch: Launch) -> None:
+        tiles = triton.cdiv(width, launch.columns)
+        wanted = max(1, programs(rows.device, launch.per_processor or PER_PROCESSOR) // tiles)
+        each = max(FEWEST_ROWS, triton.cdiv(count, wanted))
+        parts = triton.cdiv(count, each)
+        held = rows.new_empty(parts, 2, width, dtype=torch.float32)
+        pcn_norm_sums[(parts, tiles)](
+            *tensors, held, count, each, width, rank, PROJECTED=basis is not None, DIRECT=d_y is not None, RELU=relu,
+            MASK=mask, WRITE=d_added.numel() > 0, PRECISION=precision(basis), ROWS=launch.rows, COLUMNS=launch.columns,
+            DIRECTIONS=launch.depth or rank_tile(rank), STAGES=launch.stages, TURNED=launch.turned,
+            num_warps=launch.warps,
+        )  # fmt: skip
+        pcn_norm_sums_merge[(triton.cdiv(width, MERGED_COLUMNS),)](
+            held, d_bias, d_weight, parts, width, ADDED=MERGED, COLUMNS=MERGED_COLUMNS, num_warps=MERGING_WARPS
+        )
+
+    flags = f"{d_projected is not None} {d_y is not None} {mask} {relu}"
+    key = f"sums {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
+    launches = candidates(SUMS, width, rank) + deep_tiles(DEEP, rank) + turned(width, rank)
+    CHOICES.run(key, launches, rows.device, run, MORE_OR_LESS)
+
+
+@triton.jit(do_not_specialize=["count", "each"])
+def pcn_norm_sums(
+    d_projected, d_y, z, given, weight, bias, mean, inverse_std, basis, d_added, held, count, each,
+    width: tl.constexpr, rank: tl.constexpr,
+    PROJECTED: tl.constexpr, DIRECT: tl.constexpr, RELU: tl.constexpr, MASK: tl.constexpr, WRITE: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr,
+    STAGES: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < width
+    local = tl.arange(0, ROWS)
+    at = local[:, None] * width + columns
+    scale, shift, middle, spread = norm_of(weight, bias, mean, inverse_std, columns, inside, TURNED)
+    back = transposed(basis, columns, inside, 0, rank, PROJECTED, DIRECTIONS)
+    first = part * each
+    last = tl.minimum(first + each, count)
+    plain = tl.zeros((COLUMNS,) if TURNED else (ROWS, COLUMNS), tl.float32)
+    weighted = plain
+    for start in tl.range(first, last, ROWS, num_stages=STAGES):
+        row_inside = local < last - start
+        there = row_inside[:, None] & inside
+        begin, narrow_begin = offset_of(start, width), offset_of(start, rank)
+        normal = (turn(tl.load(z + begin + at, there, 0.0), TURNED).to(tl.float32) - middle) * spread
+        gradient = of_y(
+            d_projected + narrow_begin, d_y + begin, basis, back, local, row_inside, columns, inside, at, rank,
+            PROJECTED, DIRECT, PRECISION, ROWS, COLUMNS, DIRECTIONS, TURNED,
+        )  # fmt: skip
+        if RELU:
+            if MASK == 2:
+                before = turn(tl.load(given + begin + at, there, 0.0), TURNED).to(tl.float32)
+            else:
+                before = normal * scale + shift
+                if MASK == 1:
+                    before += turn(tl.load(given + begin + at, there, 0.0), TURNED).to(tl.float32)
+            gradient = tl.where(before <= 0, 0.0, gradient)
+        gradient = tl.where(turn(there, TURNED), gradient, 0.0)
+        if WRITE:
+            tl.store(d_added + begin + at, turn(gradient.to(d_added.dtype.element_ty), TURNED), there)
+        if TURNED:
+            plain += tl.sum(gradient, 1)
+            weighted += tl.sum(gradient * normal, 1)
+        else:
+            plain += gradient
+            weighted += gradient * normal
+    if not TURNED:
+        plain, weighted = tl.sum(plain, 0), tl.sum(weighted, 0)
+    held += part * 2 * width
+    tl.store(held + columns, plain, inside)
+    tl.store(held + width + columns, weighted, inside)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def pcn_norm_sums_merge(held, plain, weighted, parts, width: tl.constexpr, ADDED: tl.constexpr, COLUMNS: tl.constexpr):
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < width
+    sums = tl.zeros((ADDED, COLUMNS), tl.float32)
+    weighted_sums = tl.zeros((ADDED, COLUMNS), tl.float32)
+    for start in range(0, parts, ADDED):
+        part = start + tl.arange(0, ADDED)
+        there = (part < parts)[:, None] & inside
+        at = part[:, None] * 2 * width + columns
+        sums += tl.load(held + at, there, 0.0)
+        weighted_sums += tl.load(held + at + width, there, 0.0)
+    tl.store(plain + columns, tl.sum(sums, 0), inside)
+    tl.store(weighted + columns, tl.sum(weighted_sums, 0), inside)
