@@ -18,7 +18,8 @@ from pcn.plans.plan import Plan
 from pcn.rewriting.fold import fold_
 from pcn.switching import Switch
 from pcn.training import Trainer
-from pcn.training.requests import analysis_options, parse_switch, pcn_config, requested
+from pcn.training.requests import analysis_options, pcn_config, requested
+from pcn.training.switch_time import parse_switch
 from peers.coordinates import resize_, whiten_again_
 
 

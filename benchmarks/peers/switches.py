@@ -12,7 +12,7 @@ from torch import Tensor
 from pcn.statistics import Statistics
 from pcn.switching import Switch
 from pcn.training import Trainer
-from pcn.training.requests import parse_switch
+from pcn.training.switch_time import parse_switch
 
 Batches = Callable[[], Iterable[Tensor]]
 

@@ -9,6 +9,7 @@ import pty
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -109,17 +110,40 @@ def test_demo_tells_the_four_steps() -> None:
 
 
 def test_what_cannot_be_done_is_one_line_and_exits_with_1() -> None:
-    done = run("demo", "--epochs", "2", "--switch-after", "2")
+    done = run("report", "nowhere")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("pcn: error: 2 epochs with the switch after epoch 2")
+    assert done.stderr.startswith("pcn: error: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("demo --epochs 2 --switch-after 2", "2 epochs with the switch after epoch 2"),
+        ("demo --seeds 0", "0 seeds: give at least 1"),
+        ("analyze --model conv4 --rank 1.5 --random-inputs 2,3,32,32", "1.5"),
+        ("analyze --model conv4 --random-inputs 2,0", "--random-inputs '2,0': give a shape"),
+        ("analyze --model conv4 --random-inputs 2,3,32,32 --max-rank 0", "max_rank=0: give a whole number"),
+        ("plan --model conv4 --random-inputs 2,3,32,32 --params 2.5", "params=2.5: give a number of them"),
+        ("compress --model conv4 --random-inputs 2,3,32,32 --threads 0", "--threads 0: give at least 1"),
+    ],
+)
+def test_values_that_are_wrong_for_every_model_exit_with_2(
+    arguments: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = ["--out", str(tmp_path / "out")] if arguments.startswith("compress") else []
+    assert main([*arguments.split(), *out]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("pcn: ")
+    assert said in shown.err.splitlines()[-1]
 
 
 def test_debug_shows_the_traceback() -> None:
     done = run("demo", "--seeds", "0", "--debug")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
-    assert "ConfigError: 0 seeds" in done.stderr
+    assert "WrongUsageError: 0 seeds" in done.stderr
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:

@@ -261,7 +261,8 @@ def test_what_cannot_be_done_is_said_in_one_line(capsys: pytest.CaptureFixture[s
     trained()
     small = ("--model", "small:Mlp", "--inputs", "inputs.npy")
     assert "'fc1.weight' has shape (64, 12)" in refused(capsys, "analyze", *small, "--weights", "weights.safetensors")
-    assert "a budget chooses the ranks itself" in refused(capsys, "plan", *LOOK, "--rank", "3", "--params", "9")
+    both = ("--rank", "3", "--params", "9")
+    assert "a budget chooses the ranks itself" in refused(capsys, "plan", *LOOK, *both, code=2)
     assert "no layer is called 'fc9'" in refused(capsys, "plan", *LOOK, "--exclude", "fc9")
     assert "give a folder of pcn train" in refused(capsys, "plan", "--run", "nowhere")
     assert main(["analyze", *LOOK, "--out", "stats.safetensors"]) == 0
@@ -273,6 +274,12 @@ def test_what_cannot_be_done_is_said_in_one_line(capsys: pytest.CaptureFixture[s
     wider = ("--model", "small:Mlp", "--model-options", "width=65", "--stats", "stats.safetensors")
     assert "'fc1' has another shape" in refused(capsys, "plan", *wider, "--rank", "3")
     assert "carries no plan" in refused(capsys, "export", *LOOK, "--to", "folded", "--out", "x.safetensors")
+
+
+def test_a_budget_that_steps_put_out_of_reach_is_met_as_the_error_says(capsys: pytest.CaptureFixture[str]) -> None:
+    trained()
+    assert "with --rank-step 1 it would be" in refused(capsys, "plan", *LOOK, "--params", "0.12")
+    assert main(["plan", *LOOK, "--params", "0.12", "--rank-step", "1"]) == 0
 
 
 def test_what_was_cut_already_is_cut_anew_as_the_error_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,8 +353,8 @@ def test_files_of_tensors(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot read the tensors in x.npy" in refused(capsys, "analyze", *model, "--inputs", "x.npy")
     np.save("objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     assert "cannot read the tensors in objects.npy" in refused(capsys, "analyze", *model, "--inputs", "objects.npy")
-    assert "give a shape" in refused(capsys, "analyze", *model, "--random-inputs", "3x4")
-    assert "a name of its own" in refused(capsys, "analyze", *model, "--random-inputs", "3,4", "5,6")
+    assert "give a shape" in refused(capsys, "analyze", *model, "--random-inputs", "3x4", code=2)
+    assert "a name of its own" in refused(capsys, "analyze", *model, "--random-inputs", "3,4", "5,6", code=2)
 
 
 def test_as_a_process_it_prints_json_and_nothing_else() -> None:

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pcn
 from pcn.costs.count import count, flops_per_sample
 from pcn.costs.prospect import prospect
+from pcn.fusion import Form, fuse_
 from pcn.running.example import Example
 from small import Branching, conv_net, images, record, vectors
 
@@ -46,6 +49,46 @@ def test_operations_are_those_of_the_plan_whatever_the_batch(options: dict[str, 
     for batch in (1, 2, 7):
         promised = prospect(model, plan, Example.of(images(batch)))
         assert [promised.before.flops_per_sample, promised.after.flops_per_sample] == sides
+
+
+CONVOLUTIONS = {1: (nn.Conv1d, nn.BatchNorm1d), 2: (nn.Conv2d, nn.BatchNorm2d), 3: (nn.Conv3d, nn.BatchNorm3d)}
+
+
+@settings(max_examples=12)
+@given(
+    dims=st.sampled_from(sorted(CONVOLUTIONS)),
+    padding_mode=st.sampled_from(["zeros", "circular", "reflect", "replicate"]),
+    padding=st.sampled_from([0, 1, 2, "same"]),
+    kernel=st.sampled_from([1, 3]),
+    stride=st.integers(1, 2),
+    groups=st.sampled_from([1, 2]),
+    options=st.sampled_from([{}, {"output_rank": 0.5}, {"keep_outputs": 0.5}, {"keep_dropped": True}]),
+    form=st.sampled_from([None, "fused", "factored"]),
+)
+def test_operations_of_convolutions_are_those_of_the_plan_however_they_pad_and_run(
+    dims: int,
+    padding_mode: str,
+    padding: int | str,
+    kernel: int,
+    stride: int,
+    groups: int,
+    options: dict[str, Any],
+    form: Form | None,
+) -> None:
+    conv, norm = CONVOLUTIONS[dims]
+    moves = {"stride": 1 if padding == "same" else stride, "padding": padding, "padding_mode": padding_mode}
+    layer = conv(8, 6, kernel, groups=groups, **moves)
+    model = nn.Sequential(conv(3, 8, 1), norm(8), nn.ReLU(), layer, norm(6), nn.ReLU(), conv(6, 4, 1)).eval()
+    batch = torch.ones(2, 3, *(5, 4, 6)[:dims])
+    plan = pcn.make_plan(model, None, pcn.PCNConfig(rank=0.5, skip_larger=False, **options), example=batch)
+    before, after = (
+        sum(getattr(layer, side) for layer in plan.layers.values()) for side in ("flops_before", "flops_after")
+    )
+    assert flops_per_sample(model, batch) == before
+    plan.reshape_(model)
+    if form is not None:
+        fuse_(model, batch, forms=form)
+    assert flops_per_sample(model, batch) == after
 
 
 class Located(nn.Module):

@@ -93,7 +93,19 @@ def test_frozen_layers_neither_spend_nor_save() -> None:
     limit = int(0.85 * count(model).trainable)
     plan = pcn.compress_(model, [BATCH], params=0.85)
     assert plan.layers["7"].rank is None
+    assert plan.layers["7"].reason == "its weight is frozen"
     assert count(model).trainable <= limit
+
+
+def test_a_frozen_layer_that_is_excluded_says_so() -> None:
+    model = network().requires_grad_(False)
+    model[7].requires_grad_(True)
+    plan = pcn.compress_(model, [BATCH], pcn.PCNConfig(exclude=["9"]), params=0.85)
+    assert {name: layer.reason for name, layer in plan.layers.items() if layer.rank is None} == {
+        "0": "its weight is frozen",
+        "3": "its weight is frozen",
+        "9": "excluded by '9'",
+    }
 
 
 @pytest.mark.parametrize(("config", "expected"), [

@@ -90,7 +90,7 @@ def test_an_unreachable_budget_is_told_what_can_be_given_in_its_place() -> None:
         name = next(iter(limit))
         with pytest.raises(pcn.ConfigError, match=r"the budget of .* too small") as refused:
             pcn.compress_(network(), [BATCH], **limit)
-        least, share = re.search(r"the least would be (.*) \((.*) of now\)", str(refused.value)).groups()
+        least, share = re.search(r"the least would be (.*?) \((.*?) of now\)", str(refused.value)).groups()
         for said in (least.replace(",", ""), share):
             pcn.compress_(network(), [BATCH], **{name: said})
 
@@ -128,5 +128,5 @@ def test_a_model_of_which_nothing_can_change_is_told_why() -> None:
         lambda: pcn.compress_(model, [torch.randn(256, 64)], params=0.6),
         lambda: pcn.Switch(model, None, params=0.6),
     ):
-        with pytest.raises(pcn.ConfigError, match=r"no layer .* can be changed; '0': RecursiveScriptModule is not a"):
+        with pytest.raises(pcn.ConfigError, match="no layer of the model can be changed; '0': it is TorchScript"):
             call()

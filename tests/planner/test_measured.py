@@ -199,6 +199,16 @@ def test_what_was_measured_for_something_else_is_refused() -> None:
     stats = pcn.analyze(model, [batch])
     momentum = pcn.measure_costs(model, batch, times=False)
     assert pcn.Measured.from_json(momentum.to_json()) == momentum
+    for wrong in (
+        "",
+        "{}",
+        "[1]",
+        "{",
+        '{"rest": [], "layers": {"a": 1}}',
+        momentum.to_json().replace("rest", "least"),
+    ):
+        with pytest.raises(pcn.FileError, match="these are no measurements"):
+            pcn.Measured.from_json(wrong)
     with pytest.raises(pcn.ConfigError, match=r"keeps 1 numbers .* this one keeps 2"):
         pcn.make_plan(model, stats, pcn.Budget(memory_mib=0.9, optimizer="adam"), measured=momentum)
     excluding = pcn.Budget(memory_mib=0.9, config=pcn.PCNConfig(exclude=("2",)))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import pcn
+from pcn.planner.question import Question
 from pcn.planner.reachable import check_reachable
 from pcn.running.example import Example
 from planned_network import BATCH, network
@@ -23,12 +26,12 @@ def test_what_is_refused_at_once_is_what_the_planner_refuses(
 ) -> None:
     model = network()
     model[7].requires_grad_(not frozen)
-    stats = pcn.analyze(model, [BATCH])
+    stats, graph = pcn.analyze(model, [BATCH]), pcn.trace(model, BATCH)
     found = set()
     for percent in range(5, 100, 15):
         budget = pcn.Budget(**{unit: percent / 100, **options})
         early = refusal(lambda budget=budget: check_reachable(model, budget, example=Example.of(BATCH)))
-        assert early == refusal(lambda budget=budget: pcn.make_plan(model, stats, budget))
+        assert early == refusal(lambda budget=budget: Question.of(model, stats, budget, graph, None))
         found.add(early is None)
     assert found == {True, False}
 
@@ -76,3 +79,59 @@ def test_layers_with_rules_of_their_own_may_cost_nothing() -> None:
             check_reachable(model, budget, example=example)
         ruled = replace(budget.config, layers={"fc1": pcn.LayerRule(rank=1)})
         check_reachable(model, replace(budget, config=ruled), example=example)
+
+
+@pytest.mark.parametrize(
+    ("options", "instead"),
+    [
+        ({}, {"step": 1}),
+        ({"step": 1, "config": pcn.PCNConfig(multiple_of=8)}, {"config": pcn.PCNConfig()}),
+        ({"step": 3, "config": pcn.PCNConfig(multiple_of=4)}, {"step": 1, "config": pcn.PCNConfig()}),
+        ({"two_sided": True}, {"step": 1}),
+    ],
+)
+@pytest.mark.parametrize("unit", ["params", "flops"])
+def test_where_steps_of_rank_are_why_the_refusal_says_how_low_smaller_ones_go(
+    unit: str, options: dict[str, Any], instead: dict[str, Any]
+) -> None:
+    model, example = conv_net(), Example.of(images(2))
+    budget = pcn.Budget(**{unit: 1}, **options)
+    said = refusal(lambda: check_reachable(model, budget, example=example))
+    asked = "and ".join(f"{'Budget' if name == 'step' else 'PCNConfig'}\\(\\w+=1\\) " for name in instead)
+    pattern = (
+        rf"; ranks go in steps of {budget.rank_step}, and nothing can be cut of layers of no more inputs \(conv1.*\): "
+    )
+    found = re.search(rf"{pattern}with {asked}it would be ([\d,]+) \w+ \([\d.]+% of now\)$", said)
+    assert found, said
+    least = int(found[1].replace(",", ""))
+    finer = replace(budget, **instead)
+    check_reachable(model, replace(finer, **{unit: least}), example=example)
+    said = refusal(lambda: check_reachable(model, replace(finer, **{unit: least - 1}), example=example))
+    assert said is not None
+    assert "steps" not in said
+
+
+def test_a_layer_with_rules_is_not_among_those_that_steps_keep_whole() -> None:
+    config = pcn.PCNConfig(exclude=["fc*"], layers={"conv1": pcn.LayerRule(rank=2)})
+    said = refusal(lambda: check_reachable(conv_net(), pcn.Budget(params=1, config=config)))
+    assert said is not None
+    assert "of no more inputs (conv2, conv3): with" in said
+
+
+def test_time_and_memory_that_nobody_measured_are_not_foretold() -> None:
+    model = conv_net()
+    measured = pcn.measure_costs(model, images(4), pcn.Budget(memory_mib=0.5), times=False)
+    said = refusal(lambda: check_reachable(model, pcn.Budget(memory_mib="0.001 MiB"), measured))
+    assert said is not None
+    assert said.endswith(": Budget(step=1) may get lower")
+
+
+def test_a_layer_with_as_few_outputs_as_a_step_can_train_fewer() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Linear(8, 64))
+    config = pcn.PCNConfig(skip_larger=False)
+    least = (7 * 8 + 8) + (8 * 8 + 64)  # 7 of 8 outputs in 8 directions, and 8 of 64
+    stats = pcn.analyze(model, [torch.randn(200, 64)])
+    plan = pcn.make_plan(model, stats, pcn.Budget(params=least, two_sided=True, config=config))
+    assert plan.trainable_after == least
+    with pytest.raises(pcn.ConfigError, match="is 1 parameters too small"):
+        check_reachable(model, pcn.Budget(params=least - 1, two_sided=True, config=config))

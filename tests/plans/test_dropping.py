@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pcn
 from graph.coupling import Wired
 from pcn import LayerRule, PCNConfig
+from pcn.config import BASES, ORDERS, BasisKind, Order
+from pcn.plans.dropping import row_norms
 
 IMAGES = (6, 3, 6, 6)
 
@@ -101,3 +105,48 @@ def test_a_layer_under_two_names_drops_its_channels_once() -> None:
     plan.apply_(model, stats)
     assert model.one is model.two
     assert model.one.out_channels == 4
+
+
+@settings(max_examples=12)
+@given(
+    live=st.sets(st.integers(0, 15), min_size=1, max_size=15),
+    more=st.integers(0, 16),
+    groups=st.sampled_from([1, 2]),
+    order=st.sampled_from(ORDERS),
+    basis=st.sampled_from([basis for basis in BASES if basis != "balanced"]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_channels_that_are_always_zero_go_first_whatever_the_rank(
+    live: set[int], more: int, groups: int, order: Order, basis: BasisKind, dtype: torch.dtype
+) -> None:
+    """A basis of more directions than the input has holds some without variance, which may point anywhere."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 16 * groups, 3), nn.ReLU(), nn.Conv2d(16 * groups, 4, 1, groups=groups))
+    model = nn.Sequential(*layers).to(dtype).eval()
+    dead = [channel for channel in range(16 * groups) if channel % 16 not in live]
+    with torch.no_grad():
+        model[0].weight[dead], model[0].bias[dead] = 0, -1
+    images = torch.randn(40, 3, 6, 6, dtype=dtype)
+    before = model(images).detach()
+    config = PCNConfig(
+        rank=None,
+        layers={"0": LayerRule(keep_outputs=len(live) * groups), "2": LayerRule(rank=min(len(live) + more, 16))},
+        order=order if basis == "pca" else "truncate_first",
+        basis=basis,
+        skip_larger=False,
+    )
+    stats = pcn.analyze(model, [images])
+    plan = pcn.make_plan(model, stats, config)
+    assert plan.kept("0.weight", 0) == tuple(channel for channel in range(16 * groups) if channel % 16 in live)
+    if basis == "pca":
+        plan.apply_(model, stats)
+        assert (model(images) - before).norm() < 1e-5 * before.norm()
+
+
+@settings(max_examples=8)
+@given(width=st.integers(2, 24), rank=st.integers(1, 24), groups=st.sampled_from([1, 3]))
+def test_where_all_directions_vary_a_row_counts_with_all_of_its_entries(width: int, rank: int, groups: int) -> None:
+    model = nn.Sequential(nn.Conv2d(width * groups, groups, 1, groups=groups))
+    stats = pcn.analyze(model, [torch.randn(20, width * groups, 6, 6)])
+    rank = min(rank, width)
+    assert torch.equal(row_norms(stats, "0", rank), stats.basis("0", rank).abs().sum(1))

@@ -131,6 +131,13 @@ def test_another_rank_by_hand() -> None:
     assert Plan.from_json(other.to_json()) == other
 
 
+def test_a_layer_left_alone_by_hand_trains_all_of_its_outputs() -> None:
+    plan = make_plan(Mlp(), None, PCNConfig(rank=6, output_rank=0.5, skip_larger=False)).with_rank("fc2", None)
+    assert plan.layers["fc2"].output_rank is None
+    assert plan.layers["fc2"].trainable_after == plan.layers["fc2"].trainable_before
+    assert Plan.from_json(plan.to_json()) == plan
+
+
 @pytest.mark.parametrize("rank", [0, -1, 25, 2.0, True, "2"])
 def test_a_rank_by_hand_must_exist(rank: object) -> None:
     plan = make_plan(Mlp(), None, SMALL)

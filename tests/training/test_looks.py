@@ -39,7 +39,8 @@ def looks(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("at", ["2", "subspaces settle"])
 def test_looking_changes_nothing(tmp_path: Path, at: str) -> None:
-    often, never = (train(tmp_path / every, "--switch-at", at, "--measure-every", every) for every in ("1", "0"))
+    flags = ("--switch-at", at, "--epochs", "4", "--measure-every")
+    often, never = (train(tmp_path / every, *flags, every) for every in ("1", "0"))
     for name in ("plan.json", "spectra.json", "model/model.safetensors"):
         assert (often / name).read_bytes() == (never / name).read_bytes()
     switched = json.loads((often / "result.json").read_text())["switch_epoch"]

@@ -22,9 +22,10 @@ from pcn.training.fitting import check_fits
 from pcn.training.images import Images, Scale
 from pcn.training.optimizers import learning_rate
 from pcn.training.pictures import Pictures
-from pcn.training.requests import analysis_options, build_model, parse_rank, parse_switch, pcn_config
+from pcn.training.requests import analysis_options, build_model, parse_rank, pcn_config
 from pcn.training.settings import read_toml
 from pcn.training.streaming import ImageStream
+from pcn.training.switch_time import parse_switch
 
 SMALL = shlex.split(
     "train --model small_network:build --data digits --optimizer adam --learning-rate 0.003 --batch 64 --epochs 3"
@@ -42,8 +43,8 @@ def train(capsys: pytest.CaptureFixture[str], folder: Path, *flags: str) -> dict
     return json.loads(capsys.readouterr().out)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["train", *arguments]) == 1
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1) -> str:
+    assert main(["train", *arguments]) == code
     error = capsys.readouterr().err
     assert error.startswith("pcn: error: ")
     assert len(error.splitlines()) == 1
@@ -87,6 +88,27 @@ def test_every_rule_switches_and_goes_on(
     assert result["test_accuracy"] > 60
     if at == "step 20":
         assert metrics(tmp_path / "run", "switch")[0]["step"] == 20
+
+
+@pytest.mark.parametrize("at", ["accuracy slows", "subspaces settle"])
+def test_a_rule_that_comes_true_with_the_last_epoch_comes_too_late(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], at: str
+) -> None:
+    flags = ("--switch-at", at, "--learning-rate", "0.01")
+    longer = train(capsys, tmp_path / "longer", *flags, "--epochs", "6")
+    epoch = longer["switch_epoch"]
+    assert 1 < epoch < 6
+    for _ in range(2):  # a run that has ended says it again
+        assert main([*SMALL, *flags, "--epochs", str(epoch), "--out", str(tmp_path / "short"), "--json"]) == 0
+        output = capsys.readouterr()
+        assert output.err == (
+            f"pcn: warning: the switch never came, and the model is whole: {at!r} did not come true before the last "
+            f"epoch, {epoch}; train longer, or give --switch-at an epoch\n"
+        )
+        result = json.loads(output.out)
+        assert result["switch_epoch"] is None
+        assert result["trainable_params"] == metrics(tmp_path / "longer", "switch")[0]["trainable_before"]
+    assert not (tmp_path / "short" / "plan.json").exists()
 
 
 def test_a_run_that_ends_while_it_fades_switches_all_the_same(
@@ -181,30 +203,42 @@ def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path, capsys: pytest
     assert "cannot import 'nowhere'" in error("--model", "nowhere:build")
     assert "has no function or class 'made'" in error("--model", "small_network:made")
     assert "needs data_dir" in error("--data", "cifar10")
+    assert "larger than the training set" in error(*SMALL[1:], "--switch-at", "1", "--batch", "1000")
+    assert "does not take samples of digits, of shape (1, 8, 8)" in error("--model", "conv4")
+    assert "leaves none of the 3 epochs (42 steps)" in error(*SMALL[1:], "--switch-at", "step 42")
+    assert "with fade_epochs=2.5" in error(*SMALL[1:], "--switch-at", "step 7", "--fade-epochs", "2.5")
+    assert "no layer is called 'nope*'" in error("--exclude", "nope*", "--switch-at", "1")
+    assert "TypeError" in error("--model", "small_network:build", "--model-options", "depth=3")
+    assert "the loss is nan" in error("--learning-rate", "1e30", "--batch", "64")
+
+
+def test_what_no_model_could_be_trained_by_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def error(*arguments: str) -> str:
+        return refused(capsys, *arguments, "--out", str(tmp_path / "run"), code=2)
+
     assert "give 64, 0.25 of the width" in error("--rank", "lots", "--switch-at", "1")
+    assert "1.5" in error("--rank", "1.5", "--switch-at", "1")
     assert "switch_at='soon'" in error("--switch-at", "soon")
     assert "cannot read" in error(str(tmp_path / "none.toml"))
     (tmp_path / "bad.toml").write_text("epochs = = 3")
     assert "is not TOML" in error(str(tmp_path / "bad.toml"))
     (tmp_path / "odd.toml").write_text("epoch = 3")
     assert "did you mean 'epochs'" in error(str(tmp_path / "odd.toml"))
-    assert "larger than the training set" in error(*SMALL[1:], "--batch", "1000")
     assert "epochs=0" in error("--epochs", "0")
     assert "learning_rate=-1.0" in error("--learning-rate", "-1")
     assert "betas=(0.9,)" in error("--betas", "0.9")
-    assert "does not take samples of digits, of shape (1, 8, 8)" in error("--model", "conv4")
     assert "say when" in error("--rank", "0.2")
     assert "a budget chooses the ranks itself" in error("--rank", "0.2", "--params", "0.3", "--switch-at", "1")
-    assert "leaves none of the 2 epochs" in error("--epochs", "2", "--switch-at", "2")
-    assert "leaves none of the 3 epochs" in error(*SMALL[1:], "--switch-at", "step 42")
-    assert "with fade_epochs=2.5" in error(*SMALL[1:], "--switch-at", "step 7", "--fade-epochs", "2.5")
+    assert "leaves none of the 2 epochs to" in error("--epochs", "2", "--switch-at", "2")
+    assert "with fade_epochs=1.5" in error("--epochs", "3", "--switch-at", "2", "--fade-epochs", "1.5")
     assert "worth='taylor' without a budget" in error("--worth", "taylor", "--switch-at", "1", "--rank", "0.2")
     assert "two_sided without a budget" in error("--two-sided", "--switch-at", "1")
+    assert "rank_step=4 without a budget" in error("--rank-step", "4", "--switch-at", "1")
     assert "seed=-1" in error("--seed", "-1")
-    assert "no layer is called 'nope*'" in error("--exclude", "nope*", "--switch-at", "1")
     assert "give both, or neither" in error("--drops", "1")
-    assert "TypeError" in error("--model", "small_network:build", "--model-options", "depth=3")
-    assert "the loss is nan" in error("--learning-rate", "1e30", "--batch", "64")
+    assert "--model-options 'depth': give key=value" in error("--model-options", "depth")
+    assert "--threads 0: give at least 1" in error("--threads", "0")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_state_that_training_cannot_go_on_from_takes_no_checkpoints_place(
@@ -235,7 +269,7 @@ def test_values_of_another_type_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
     (tmp_path / "run.toml").write_text(line)
-    assert message in refused(capsys, str(tmp_path / "run.toml"))
+    assert message in refused(capsys, str(tmp_path / "run.toml"), code=2)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +432,7 @@ def test_limits_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path
     flags += ["--switch-at", "1", "--batch", "16", "--out", str(tmp_path / "run")]
     assert "the budget of 1 parameters is" in refused(capsys, *flags, "--params", "1")
     assert "the budget of 0.010 MiB is" in refused(capsys, *flags, "--memory-mib", "0.01MiB")
-    assert "memory_mib='0.5GiB': give a number of MiB" in refused(capsys, *flags, "--memory-mib", "0.5GiB")
+    assert "memory_mib='0.5GiB': give a number of MiB" in refused(capsys, *flags, "--memory-mib", "0.5GiB", code=2)
     assert main(["train", *flags, "--params", "70%", "--epochs", "2"]) == 0
     plan = pcn.Plan.from_json((tmp_path / "run" / "plan.json").read_text())
     assert plan.transformed
@@ -440,12 +474,42 @@ def test_labels_that_number_no_classes_ask_for_no_outputs(labels: torch.Tensor) 
     check_fits(Trainer(Settings(model="small_network:linear", model_options={"outputs": 1}, batch=4), data))
 
 
+@pytest.mark.parametrize(("outputs", "said"), [(3, r"a tensor of shape \(1, 3, 2\)"), (None, "tuple")])
+def test_a_model_that_is_no_classifier_is_refused(outputs: int | None, said: str) -> None:
+    settings = Settings(model="small_network:NoClassifier", model_options={"outputs": outputs}, batch=1)
+    trainer = Trainer(settings, load_data(settings, torch.device("cpu"), torch.float32))
+    with pytest.raises(pcn.ConfigError, match=rf"NoClassifier puts out {said}: give a classifier, whose output"):
+        check_fits(trainer)
+
+
+def test_a_batch_of_which_batch_norm_takes_no_statistics_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = ("--model", "small_network:normalised", "--epochs", "1", "--device", "cpu", "--out", str(tmp_path / "run"))
+    said = refused(capsys, *flags, "--batch", "1")
+    assert "a batch of 1 has one sample, of which batch norm takes no statistics: give a batch of 2 or more" in said
+    assert not (tmp_path / "run").exists()
+    assert main(["train", *flags, "--batch", "2", "--calibration-samples", "100"]) == 0
+
+
+def test_checking_leaves_a_run_as_it_was() -> None:
+    settings = Settings(model="small_network:build", batch=1)  # batch norm over many pixels, and dropout
+    trainer = Trainer(settings, load_data(settings, torch.device("cpu"), torch.float32))
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    random = torch.get_rng_state()
+    trainer.model.eval()
+    check_fits(trainer)
+    assert not any(module.training for module in trainer.model.modules())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+
+
 def test_a_refused_run_says_nothing_else_and_leaves_no_folder(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "mine").mkdir()
     for name in ("new/run", "mine"):
-        assert main([*SMALL, "--switch-at", "5", "--out", str(tmp_path / name)]) == 1
+        assert main([*SMALL, "--switch-at", "step 50", "--out", str(tmp_path / name)]) == 1
         output = capsys.readouterr()
         assert output.out == ""
         assert "leaves none of the 3 epochs" in output.err

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PCNError as error:
         if debug:
             raise
-        _say(f"error: {error}")
+        _say(f"error: {str(error).replace('Budget(step=1)', '--rank-step 1')}")  # what is advised in Python, as a flag
         return 2 if isinstance(error, WrongUsageError) else 1
     except KeyboardInterrupt:
         _say("stopped")

@@ -19,7 +19,7 @@ from pcn.cli.command import WrongUsageError
 from pcn.cli.screen import Screen
 from pcn.cli.settings_flags import DATA, Flags, add_some_settings
 from pcn.cli.subject import Subject
-from pcn.errors import ConfigError, FileError
+from pcn.errors import FileError
 from pcn.training.sources import load_data
 
 Inputs = Tensor | dict[str, Tensor]
@@ -110,14 +110,14 @@ def random_inputs(given: list[str], seed: int) -> Inputs:
     for text in given:
         match = re.fullmatch(r"(?:(\w+)=)?([1-9]\d*(?:,[1-9]\d*)*)(?::([1-9]\d*))?", text)
         if match is None:
-            raise ConfigError(f"--random-inputs {text!r}: give a shape, as in 8,3,32,32 or input_ids=8,64:30522")
+            raise WrongUsageError(f"--random-inputs {text!r}: give a shape, as in 8,3,32,32 or input_ids=8,64:30522")
         name, sizes, below = match[1], [int(size) for size in match[2].split(",")], match[3]
         tensor = torch.randn(sizes, generator=generator)
         made[name] = tensor if below is None else torch.randint(int(below), sizes, generator=generator)
     if list(made) == [None] and len(given) == 1:
         return made[None]
     if None in made or len(made) != len(given):
-        raise ConfigError("--random-inputs: give each of several tensors a name of its own, as in mask=8,64:2")
+        raise WrongUsageError("--random-inputs: give each of several tensors a name of its own, as in mask=8,64:2")
     return made
 
 

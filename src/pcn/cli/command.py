@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pcn.cli.screen import Screen
-from pcn.errors import PCNError
+from pcn.errors import ConfigError, PCNError
 
 
 class WrongUsageError(PCNError):
-    """Flags are missing, or do not go together: the command ends with exit code 2."""
+    """Flags are missing, do not go together or have values that nothing could do with: exit code 2."""
+
+
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Read values that would be refused whatever the model is: what is wrong with them is wrong usage."""
+    try:
+        yield
+    except ConfigError as error:
+        raise WrongUsageError(str(error)) from error
 
 
 @dataclass(frozen=True)

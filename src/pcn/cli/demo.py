@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pcn.cli.command import Command
+from pcn.cli.command import Command, wrong_usage
 from pcn.cli.screen import Screen
 from pcn.config import PCNConfig
 from pcn.demo import Comparison, Recipe, compare, epochs_in_all
@@ -35,7 +35,8 @@ def _whole_number(parser: argparse.ArgumentParser, flag: str, default: int, what
 
 
 def _run(arguments: argparse.Namespace, screen: Screen) -> None:
-    recipe = Recipe(arguments.epochs, arguments.switch_after, arguments.seeds, arguments.seed)
+    with wrong_usage():
+        recipe = Recipe(arguments.epochs, arguments.switch_after, arguments.seeds, arguments.seed)
     torch.set_num_threads(1)  # at this size threads gain nothing, and wait long for each other on a busy machine
     screen.text(
         f"Digits: 897 training, 300 validation and 600 test images, split anew for each of {recipe.seeds} seeds.\n"

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from pcn.budget import Budget
 from pcn.cli.batches import add_batches, read_batches, warn_of_noise
-from pcn.cli.command import WrongUsageError
+from pcn.cli.command import WrongUsageError, wrong_usage
 from pcn.cli.screen import Screen
 from pcn.cli.settings_flags import LOOK, NETWORK, STEP, add_some_settings
 from pcn.cli.subject import Subject, add_subject
@@ -25,6 +25,7 @@ from pcn.planner.within import measure_first, plan_within
 from pcn.plans.making import make_plan
 from pcn.plans.plan import Plan
 from pcn.statistics import Statistics, analyze
+from pcn.statistics.choice import check_numbers
 from pcn.statistics.statistics import LayerShape
 from pcn.training.requests import analysis_options, pcn_config, requested
 from pcn.training.step import autocast
@@ -60,6 +61,8 @@ def look(arguments: argparse.Namespace, subject: Subject, screen: Screen, *, gra
     check_plain(arguments, subject)
     if arguments.stats is not None:
         return Looked(_saved(arguments.stats, subject))
+    with wrong_usage():
+        check_numbers(max_rank=arguments.max_rank)
     config = pcn_config(subject.settings)
     batches = read_batches(arguments, subject)
     warn_of_noise(arguments, screen)

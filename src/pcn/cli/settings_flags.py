@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_args, get_type_hints
 
-from pcn.errors import ConfigError
+from pcn.cli.command import WrongUsageError, wrong_usage
+from pcn.training.requests import requested
 from pcn.training.settings import LIMITS, Settings
 
 MODEL = ("model", "model_options")
 DATA = ("data", "data_dir", "data_options", "scale", "seed", "calibration_samples")
 LOOK = ("analysis_mode", "analysis_pool", "analysis_fraction")
 NETWORK = (
-    *("pcn", "rank", *LIMITS, "worth", "two_sided", "drop_channels", "output_rank", "keep_outputs"),
+    *("pcn", "rank", *LIMITS, "worth", "two_sided", "drop_channels", "rank_step", "output_rank", "keep_outputs"),
     *("layers", "exclude", "order", "basis", "precondition", "skip_larger", "train_basis", "keep_dropped"),
 )
 STEP = ("batch", "optimizer", "momentum")
@@ -51,6 +52,14 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
+def checked_settings(given: Mapping[str, Any]) -> Settings:
+    """Settings by their names; what no model could be cut by is refused as wrong usage."""
+    with wrong_usage():
+        settings = Settings.from_mapping(given)
+        requested(settings)
+    return settings
+
+
 def _how(each: Field[Any], hint: Any, must_say: bool) -> dict[str, Any]:
     silent = must_say or each.default in (None, MISSING, ())
     default = "" if silent else f" (default: {_shown(each.default)})"
@@ -83,7 +92,7 @@ def _shown(value: Any) -> str:
 def _pair(name: str, item: str) -> tuple[str, Any]:
     key, sign, value = item.partition("=")
     if not sign:
-        raise ConfigError(f"--{name.replace('_', '-')} {item!r}: give key=value")
+        raise WrongUsageError(f"--{name.replace('_', '-')} {item!r}: give key=value")
     try:
         return key, json.loads(value)
     except ValueError:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pcn.cli.settings_flags import DATA, MODEL, add_some_settings, given_settings
-from pcn.errors import ConfigError, FileError
+from pcn.cli.command import WrongUsageError
+from pcn.cli.settings_flags import DATA, MODEL, add_some_settings, checked_settings, given_settings
+from pcn.errors import FileError
 from pcn.saving.weight_files import load_weights_
 from pcn.training.requests import build_model
 from pcn.training.run_folder import SETTINGS
@@ -47,7 +48,7 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
 def read_settings(arguments: argparse.Namespace) -> Settings:
     """The settings that the flags give, upon those of a run."""
     earlier = {} if arguments.run is None else _settings_of(arguments.run)
-    return Settings.from_mapping({**earlier, **given_settings(arguments)})
+    return checked_settings({**earlier, **given_settings(arguments)})
 
 
 def read_subject(arguments: argparse.Namespace) -> Subject:
@@ -68,7 +69,7 @@ def set_threads(count: int | None) -> None:
     if count is None:
         return
     if count < 1:
-        raise ConfigError(f"--threads {count}: give at least 1")
+        raise WrongUsageError(f"--threads {count}: give at least 1")
     torch.set_num_threads(count)
 
 

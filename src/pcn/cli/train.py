@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pcn.cli.command import Command
+from pcn.cli.command import Command, wrong_usage
 from pcn.cli.screen import Screen
-from pcn.cli.settings_flags import add_settings, given_settings
+from pcn.cli.settings_flags import add_settings, checked_settings, given_settings
 from pcn.cli.subject import set_threads
 from pcn.cli.wording import advising_samples
 from pcn.report import of_run, write_report
@@ -20,6 +20,7 @@ from pcn.training.events import Events, tensorboard_is_there
 from pcn.training.run_folder import REPORT
 from pcn.training.settings import read_toml
 from pcn.training.step import compute_dtype
+from pcn.training.switch_time import switch_rule
 
 Record = dict[str, Any]
 
@@ -36,13 +37,21 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     set_threads(arguments.threads)
-    named = read_toml(arguments.settings) if arguments.settings else {}
-    settings = Settings.from_mapping({**named, **given_settings(arguments)})
+    settings = _settings(arguments)
     out = arguments.out or Path("runs") / f"{_short(settings.model)}-{_short(settings.data)}-{settings.seed}"
     with advising_samples(arguments), world(arguments.device) as here, ExitStack() as stack:
         folder = stack.enter_context(RunFolder(out, settings)) if here.first else None
         faster = {"compiled": arguments.compile, "fused": arguments.fuse}
         _train(settings, folder, here, faster, screen if here.first else Screen(json=True))
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """What the file says and the flags, which win."""
+    with wrong_usage():
+        named = read_toml(arguments.settings) if arguments.settings else {}
+        settings = checked_settings({**named, **given_settings(arguments)})
+        switch_rule(settings)
+    return settings
 
 
 def _train(settings: Settings, folder: RunFolder | None, here: World, faster: dict[str, bool], screen: Screen) -> None:
@@ -61,9 +70,12 @@ def _train(settings: Settings, folder: RunFolder | None, here: World, faster: di
         f"test accuracy {result['test_accuracy']:.2f}%, validation {result['validation_accuracy']:.2f}%, "
         f"{result['trainable_params']:,} trained parameters of {result['total_params']:,}"
     )
-    if trainer.switch is not None and trainer.switch.plan is None:
-        screen.text(f"the switch never came (asked for: {settings.switch_at})")
     if folder is not None:
+        if trainer.switch is not None and trainer.switch.plan is None:
+            screen.warn(
+                f"the switch never came, and the model is whole: {settings.switch_at!r} did not come true before the "
+                f"last epoch, {result['epoch']}; train longer, or give --switch-at an epoch"
+            )
         page = write_report(folder.path / REPORT, of_run(folder.path))
         screen.text(f"the report is in {page}")
         screen.result({"folder": str(folder.path), "report": str(page), **result})

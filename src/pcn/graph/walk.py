@@ -157,8 +157,7 @@ class Walk:
         if layer_type(module) is None:
             self.atoms.pin_all(weight, f"{layer!r} reads it, and {type(module).__name__} cannot be transformed")
             return
-        source = node.args[INPUT_INDEX[as_op(node)]]
-        assert isinstance(source, fx.Node)
+        source = _called_on(module, node)
         self.reads[layer] = (*self.reads.get(layer, ()), f"{self.place}{source}")
         self._norm(node, layer)
         if depends_on_data(node):
@@ -199,6 +198,16 @@ class Walk:
 
 def as_op(node: fx.Node) -> str:
     return str(getattr(node.target, "overloadpacket", node.target)).replace("::", ".")
+
+
+def _called_on(module: nn.Module, node: fx.Node) -> fx.Node:
+    """What a layer is called on; circular, reflecting and replicating convolutions pad that in a call of their own."""
+    source = node.args[INPUT_INDEX[as_op(node)]]
+    assert isinstance(source, fx.Node)
+    if getattr(module, "padding_mode", "zeros") != "zeros" and as_op(source) == "aten.pad":
+        source = source.args[0]
+        assert isinstance(source, fx.Node)
+    return source
 
 
 def _positions(node: fx.Node, spatial: int) -> int:

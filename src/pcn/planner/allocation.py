@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pcn.errors import ConfigError
+from pcn.planner.floor import Steps
 from pcn.planner.options import Option, bargains, rate
 from pcn.planner.prices import added, taken_off
 from pcn.planner.units import UNITS, Costs, amounts
@@ -24,13 +25,14 @@ class Room:
     """What the whole model may cost, in every unit that is limited, and what all that is not on offer takes of it.
 
     Of several limits the one that is short should count for more: ``weights`` are those of their shares in a price.
-    ``now`` is what the model takes as it is, to be said where no ranks could meet a limit.
+    ``now`` is what the model takes as it is, and ``steps`` may be why no ranks could meet a limit: to be said then.
     """
 
     limits: Costs
     others: Costs = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     now: Costs = field(default_factory=dict)
+    steps: Steps = field(default_factory=Steps)
 
     def price(self, option: Option) -> float:
         """What an option takes of the one limit, in its own unit; of several, its shares of what there is, added up."""
@@ -64,7 +66,8 @@ class Room:
         if short:
             limits = amounts({unit: self.limits[unit] for unit in short})
             reachable = " and ".join(UNITS[unit].at_least(least[unit], self.now.get(unit)) for unit in short)
-            raise ConfigError(f"the budget of {limits} is {amounts(short)} too small, {LEAST} {reachable}")
+            advice = self.steps.advice({unit: least[unit] for unit in short}, self.now)
+            raise ConfigError(f"the budget of {limits} is {amounts(short)} too small, {LEAST} {reachable}{advice}")
 
 
 @dataclass(frozen=True)

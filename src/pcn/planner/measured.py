@@ -9,7 +9,7 @@ from dataclasses import asdict, astuple, dataclass, field
 from itertools import product
 
 from pcn.costs.usage import Expected, Usage
-from pcn.errors import ConfigError, suggest
+from pcn.errors import ConfigError, FileError, suggest
 from pcn.plans.plan import Plan
 
 Form = tuple[int, int | None]  # rank and output rank (None: all outputs are trained)
@@ -121,13 +121,17 @@ class Measured:
 
     @classmethod
     def from_json(cls, text: str) -> Measured:
-        data = json.loads(text)
-        layers = {
-            name: LayerUsage(Usage(*each["whole"]), {(row[0], row[1]): Usage(*row[2:]) for row in each["tried"]})
-            for name, each in data.pop("layers").items()
-        }
-        names = data.pop("looked_at")
-        return cls(Usage(*data.pop("rest")), layers, looked_at=None if names is None else tuple(names), **data)
+        """Read measurements, or raise :class:`FileError` where a text holds something else."""
+        try:
+            data = json.loads(text)
+            layers = {
+                name: LayerUsage(Usage(*each["whole"]), {(row[0], row[1]): Usage(*row[2:]) for row in each["tried"]})
+                for name, each in data.pop("layers").items()
+            }
+            names = data.pop("looked_at")
+            return cls(Usage(*data.pop("rest")), layers, looked_at=None if names is None else tuple(names), **data)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise FileError(f"these are no measurements ({error}): give the text that Measured.to_json wrote") from None
 
     def __str__(self) -> str:
         from pcn.planner.measured_table import measured_table

@@ -36,8 +36,8 @@ def forms(layer: LayerPlan, step: int, prices: Prices, *, two_sided: bool, only_
     if layer.kept_inputs == layer.in_features:
         yield Option(None, None, prices.after(replace(layer, rank=None, output_rank=None)))
     width, outputs = layer.kept_inputs // layer.groups, layer.kept_outputs // layer.groups
-    for rank in _steps(width, step):
-        for trained in (None, *(_steps(outputs - 1, step) if two_sided else ())):
+    for rank in multiples(step, width):
+        for trained in (None, *(multiples(step, outputs - 1) if two_sided else ())):
             planned = replace(layer, rank=rank, output_rank=trained)
             if only_smaller and (planned.is_slower or planned.is_larger):
                 continue
@@ -63,7 +63,12 @@ def valued(option: Option, worth: Tensor, shares: Tensor | None, *, left: Tensor
     return replace(option, worth=float(worth[option.rank]) * kept)
 
 
-def _steps(most: int, step: int) -> Sequence[int]:
+def multiples(step: int, most: int) -> Sequence[int]:
+    """The multiples of a step up to the most that there can be; that alone where a step is more.
+
+    >>> list(multiples(8, 30)), list(multiples(8, 5)), list(multiples(8, 0))
+    ([8, 16, 24], [5], [])
+    """
     return range(step, most + 1, step) or ((most,) if most else ())
 
 

@@ -14,6 +14,7 @@ from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
 from pcn.layers import by_group, canonical_weight, unwrap
 from pcn.planner.allocation import Room, Served, hand_out
+from pcn.planner.floor import Steps
 from pcn.planner.measured import Measured
 from pcn.planner.optimizer_state import numbers_kept
 from pcn.planner.options import Option, forms, output_shares, valued
@@ -93,7 +94,7 @@ class Question:
                 others = added(taken_off(others, self.prices.before(layer)), self.prices.after(layer))
         if "params" in others:
             others = {**others, "params": others["params"] - _cut_elsewhere(self.model, self.plan)}
-        return Room(limits, others, now=now)
+        return Room(limits, others, now=now, steps=Steps.of(self.budget, self.layers, self.prices, others))
 
     def without(self, graph: ChannelGraph, dropped: Tensor) -> Question:
         """The same question where some channel classes are gone."""

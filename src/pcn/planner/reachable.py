@@ -11,10 +11,10 @@ from pcn.errors import ConfigError, TraceError
 from pcn.graph import ChannelGraph, trace
 from pcn.layers import canonical_weight, unwrap
 from pcn.planner.allocation import Room
+from pcn.planner.floor import Steps, lowest
 from pcn.planner.measured import Measured
-from pcn.planner.prices import NOTHING, Prices
-from pcn.planner.units import MEASURED, Costs
-from pcn.plans.layer_plan import LayerPlan
+from pcn.planner.prices import NOTHING, Prices, added, taken_off
+from pcn.planner.units import MEASURED
 from pcn.plans.making import make_plan
 from pcn.plans.plan import Plan
 from pcn.running.example import Example
@@ -27,9 +27,14 @@ def check_reachable(
 
     Operations are known where there is an example, on which the model is traced.
     """
-    plan, now, least = _counted(unwrap(model), budget, measured, example)
+    model = unwrap(model)
+    plan, prices = _foreseen(model, budget, measured, example)
+    free = [p for p in plan.transformed if canonical_weight(model.get_submodule(p.name)).requires_grad]
+    now = prices.now(model, plan)
+    others = taken_off(now, added(dict.fromkeys(now, 0), *map(prices.before, free)))
+    least = added(dict.fromkeys(now, 0), *(lowest(layer, budget, prices) for layer in free))
     limits = {unit: limit for unit in now if (limit := budget.limit(unit, now[unit])) is not None}
-    room = Room(limits, now=now)
+    room = Room(limits, others, now=now, steps=Steps.of(budget, free, prices, others))
     if not plan.transformed and not room.holds(least):
         alone = {layer.name: layer.reason for layer in plan.layers.values()} | plan.left_alone
         reasons = "".join(f"; {name!r}: {reason}" for name, reason in list(alone.items())[:3])
@@ -37,21 +42,15 @@ def check_reachable(
     room.check_holds(least)
 
 
-def _counted(
+def _foreseen(
     model: nn.Module, budget: Budget, measured: Measured | None, example: Example | None
-) -> tuple[Plan, dict[str, int], dict[str, int]]:
-    """Which layers could change, what a model takes now of what is known, and with every layer at its lowest rank."""
+) -> tuple[Plan, Prices]:
+    """Which layers could change, and prices in the units that are known."""
     graph = None if budget.flops is None or example is None else traced(model, example)
     known = {"params": True, "flops": graph is not None} | dict.fromkeys(MEASURED, measured is not None)
     config = replace(budget.config, rank=1.0, layers={}, skip_larger=False)
     plan = make_plan(model, None, config, graph=graph, example=None if graph is None else example)
-    prices = Prices(tuple(unit for unit in budget.units if known[unit]), measured or NOTHING)
-    now, least = (dict(prices.now(model, plan)) for _ in range(2))
-    for layer in plan.transformed:
-        if canonical_weight(model.get_submodule(layer.name)).requires_grad:
-            before, lowest = prices.before(layer), _lowest(layer, budget, prices)
-            least = {unit: amount - before[unit] + lowest[unit] for unit, amount in least.items()}
-    return plan, now, least
+    return plan, Prices(tuple(unit for unit in budget.units if known[unit]), measured or NOTHING)
 
 
 def traced(model: nn.Module, example: Example) -> ChannelGraph:
@@ -62,15 +61,3 @@ def traced(model: nn.Module, example: Example) -> ChannelGraph:
         raise ConfigError(
             f"a budget of FLOPs needs the model's graph, which could not be traced: give params; {error}"
         ) from error
-
-
-def _lowest(layer: LayerPlan, budget: Budget, prices: Prices) -> Costs:
-    """The least that a layer could cost in each unit; a rule of its own may ask for any number."""
-    if budget.config.mentions(layer.name):
-        return dict.fromkeys(prices.units, 0)
-    lowest = replace(layer, rank=min(budget.rank_step, layer.in_features // layer.groups))
-    outputs = min(budget.rank_step, layer.out_features // layer.groups)
-    forms = [lowest, replace(lowest, output_rank=outputs)] if budget.two_sided else [lowest]
-    smaller = [form for form in forms if not (budget.config.skip_larger and form.is_larger)]
-    costs = [prices.before(layer), *map(prices.after, smaller)]
-    return {unit: min(cost[unit] for cost in costs) for unit in prices.units}

@@ -20,6 +20,7 @@ from pcn.planner.measuring import measure_costs
 from pcn.planner.question import Question
 from pcn.planner.reachable import check_reachable, traced
 from pcn.plans.cutting import without_classes
+from pcn.plans.layer_plan import NO_RANK
 from pcn.plans.making import UNCALLED, make_plan
 from pcn.plans.plan import Plan
 from pcn.rewriting.fit import check_statistics
@@ -85,7 +86,8 @@ def plan_within(
         plan = without_classes(plan, graph, answer.dropped, {})
     explained = {name: with_next_step(plan.layers[name], each) for name, each in answer.served.items()}
     for name in question.prices.frozen:
-        explained[name] = replace(plan.layers[name], reason=plan.layers[name].reason and "its weight is frozen")
+        if plan.layers[name].reason == NO_RANK:
+            explained[name] = replace(plan.layers[name], reason="its weight is frozen")
     usage = None if measured is None else measured.expected(plan)
     layers = {name: with_outputs(layer, answer) for name, layer in {**plan.layers, **explained}.items()}
     return replace(plan, layers=layers, usage=usage)

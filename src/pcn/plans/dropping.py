@@ -10,8 +10,8 @@ from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
 from pcn.plans.cutting import cut_failure, hard_coded, without_classes
 from pcn.plans.keep import Request, choose, class_scores
+from pcn.plans.layer_plan import NO_RANK
 from pcn.plans.plan import Plan
-from pcn.plans.ranks import NO_RANK
 from pcn.plans.wiring import Wiring, wiring_of
 from pcn.running.example import Example
 from pcn.statistics import Statistics
@@ -85,8 +85,19 @@ def _scores(plan: Plan, stats: Statistics | None, wiring: Wiring) -> Tensor:
     if stats is None:
         return torch.zeros(wiring.class_count)
     rows = {
-        layer.name: stats.basis(layer.name, layer.rank).abs().sum(1).cpu()
+        layer.name: row_norms(stats, layer.name, layer.rank).cpu()
         for layer in plan.transformed
         if layer.name in wiring.inputs and layer.rank is not None
     }
     return class_scores(wiring, rows, {name: plan.layers[name].activation or name for name in rows})
+
+
+def row_norms(stats: Statistics, layer: str, rank: int) -> Tensor:
+    """Return (inputs,): the L1 norm of each row of the truncated PCA basis, which speaks for every kind of basis.
+
+    Directions without variance only complete the basis: the input holds nothing along them, so they do not count.
+    """
+    variances, vectors = stats.spectrum(layer).leading(rank)
+    rounding = vectors.shape[1] * torch.finfo(vectors.dtype).eps
+    counts = variances > rounding * variances[:, :1]
+    return (vectors.abs() * counts[:, None]).flatten(0, 1).sum(1)

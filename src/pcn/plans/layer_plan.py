@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from pcn.config import BasisKind, Order
 
+NO_RANK = "no rank asked for"  # the reason of layers whose input nobody wants to change
+
 
 @dataclass(frozen=True)
 class LayerPlan:

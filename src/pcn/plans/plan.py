@@ -10,7 +10,7 @@ from torch import nn
 
 from pcn.costs.usage import Expected
 from pcn.errors import PlanError, suggest
-from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.layer_plan import NO_RANK, LayerPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,9 +78,10 @@ class Plan:
         width = layer.in_features // layer.groups
         if rank is not None and (type(rank) is not int or not 1 <= rank <= width):
             raise PlanError(f"{name!r} cannot have rank {rank!r}: give a whole number from 1 to {width}, or None")
-        reason = "no rank asked for" if rank is None else None
-        layers = {**self.layers, name: replace(layer, rank=rank, reason=reason, note=None)}
-        return replace(self, layers=layers, usage=None, forms={})
+        changed = replace(layer, rank=rank, reason=NO_RANK if rank is None else None, note=None)
+        if rank is None:  # outputs are trained behind a basis only together with inputs
+            changed = replace(changed, output_rank=None)
+        return replace(self, layers={**self.layers, name: changed}, usage=None, forms={})
 
     def apply_(
         self,

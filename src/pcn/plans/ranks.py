@@ -10,11 +10,9 @@ from pcn.config import LayerRule, PCNConfig
 from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
 from pcn.layers import canonical_weight, groups_of, layer_type
-from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.layer_plan import NO_RANK, LayerPlan
 from pcn.rank_rules import ExplainedVariance, Fixed, RankRule, SpectrumLike, Threshold, as_rank_rule
 from pcn.statistics import Spectrum, Statistics, forms
-
-NO_RANK = "no rank asked for"
 
 
 def rank_layers(

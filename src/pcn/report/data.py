@@ -50,7 +50,8 @@ def of_run(folder: Path | str) -> Report:
     """The report of a run's folder, be the run finished or not."""
     from pcn.report.run_files import read_run
     from pcn.report.toml import same_run
-    from pcn.training.requests import parse_switch, pcn_config
+    from pcn.training.requests import pcn_config
+    from pcn.training.switch_time import parse_switch
 
     run = read_run(Path(folder))
     switches = parse_switch(run.settings.switch_at) is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 from pcn.training.settings import LIMITS, Settings
 
-BUDGET = (*LIMITS, "worth", "two_sided", "drop_channels")
+BUDGET = (*LIMITS, "worth", "two_sided", "drop_channels", "rank_step")
 CHOSEN = ("pcn", "rank", *BUDGET, "output_rank", "keep_outputs", "layers", "exclude", "skip_larger")
 
 

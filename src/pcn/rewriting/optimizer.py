@@ -53,10 +53,10 @@ def first_state(optimizer: Optimizer, after: dict[int, list[Member]]) -> dict[Te
     if isinstance(optimizer, TAKES_ALL) or not joining:
         return {}
     try:
-        states = _made_for(joining, optimizer)
+        states = made_for(joining, optimizer)
     except Exception as error:
         try:
-            _made_for([p for group in optimizer.param_groups for p in group["params"]], optimizer)
+            made_for([p for group in optimizer.param_groups for p in group["params"]], optimizer)
         except Exception:
             return {}  # its constructor is of another form
         raise PlanError(
@@ -74,7 +74,8 @@ def unknown_entries(state: State) -> list[str]:
     return [entry for entry, value in state.items() if isinstance(value, Tensor) and value.ndim and entry not in known]
 
 
-def _made_for(parameters: list[nn.Parameter], optimizer: Optimizer) -> list[State]:
+def made_for(parameters: list[nn.Parameter], optimizer: Optimizer) -> list[State]:
+    """The state that a new optimizer of this kind gives such parameters before its first step."""
     twins = [nn.Parameter(p.detach(), p.requires_grad) for p in parameters]  # so that nothing is hung on the real ones
     made = type(optimizer)(twins, **optimizer.defaults)
     return [made.state.get(twin, {}) for twin in twins]

@@ -71,7 +71,7 @@ def check_optimizers(
             )
         if leaving and (why := _why_afresh(optimizer, leaving, carried)):
             text = f"{type(optimizer).__name__} {why}: its state for replaced parameters starts afresh"
-            _object(text, strict=strict, quiet=quiet)
+            object_to(text, strict=strict, quiet=quiet)
 
 
 def check_holds(
@@ -97,7 +97,7 @@ def check_holds(
             f"that trains this model{_strangers(held, model)}"
         )
     if lacking:
-        _object(
+        object_to(
             f"no optimizer that was given holds {_named(lacking, model)}, so that nothing trains what takes their "
             "place: give all optimizers, as in optimizer=[one, other], or freeze these parameters first, with "
             f"requires_grad_(False){_strangers(held, model)}",
@@ -132,7 +132,8 @@ def _why_afresh(optimizer: Optimizer, leaving: list[nn.Parameter], carried: Kind
     return f"remembers {unknown[0]!r}, which is unknown" if unknown else None
 
 
-def _object(text: str, *, strict: bool, quiet: bool) -> None:
+def object_to(text: str, *, strict: bool, quiet: bool = False) -> None:
+    """Warn of what is lost, or refuse it if strict."""
     if strict:
         raise PlanError(f"{text}; pass strict=False to accept that")
     if not quiet:

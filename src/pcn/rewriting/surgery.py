@@ -15,6 +15,7 @@ from pcn.errors import ConfigError, PlanError
 from pcn.layers import unwrap
 from pcn.plans.plan import Plan, get_plan, set_plan_
 from pcn.rewriting.bases import Bases
+from pcn.rewriting.early_state import loaded_early
 from pcn.rewriting.edit import Edit, Swap, reshaping, transforming
 from pcn.rewriting.optimizer import follow_
 from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers, check_holds, check_optimizers
@@ -130,20 +131,24 @@ def reshape_(
 ) -> Callable[[], None]:
     """Give the model the plan's architecture, with random weights in transformed layers; return how to undo it.
 
-    Optimizers get the new parameters without any state, and an averaged copy the same architecture: their own saved
-    states fit afterwards. With ``empty`` the tensors of transformed layers hold nothing yet.
+    Optimizers get the new parameters, with the state that was saved for these where it was loaded already and without
+    any otherwise, and an averaged copy the same architecture: their own saved states fit afterwards. With ``empty`` the
+    tensors of transformed layers hold nothing yet.
     """
     check_changeable(model, optimizer)
     base, optimizers = unwrap(model), as_optimizers(optimizer)
     copies = [base] if ema is None else [base, averaged(ema, base)]
     edits = [reshaping(plan, module, empty=empty) for module in copies]
     check_holds(optimizers, edits[0].replaced, base, strict=strict)
+    early = loaded_early(optimizers, edits[0].replaced, strict=strict)
     with ExitStack() as undo:
         for module, edit in zip(copies, edits, strict=True):
             undo.callback(commit_(module, edit, plan))
         for edit in edits:
             hand_over_(edit.replaced, gradients=False)
         follow_(optimizers, edits[0].replaced, carried=())
+        for optimizer, change, state in early:
+            optimizer.state[change.new] = state
         return undo.pop_all().close
 
 

@@ -32,8 +32,13 @@ def saying_which(batch: str, example: Example, *, or_else: str = "", give: str =
     except (PCNError, torch.OutOfMemoryError):  # which says itself what is wrong, and callers wait for
         raise
     except Exception as error:
-        if "more than 1 value per channel" in str(error):
+        if is_of_one_sample(error):
             raise StatisticsError(f"{batch}{ONE_SAMPLE}leave it out (drop_last=True){or_else}") from error
         raise StatisticsError(
             f"the model failed on {batch}, called as {example}: {type(error).__name__}: {error}; {give}"
         ) from error
+
+
+def is_of_one_sample(error: Exception) -> bool:
+    """Whether this is what batch norm raises when it is to train on a single value."""
+    return "more than 1 value per channel" in str(error)

@@ -10,9 +10,18 @@ from torch import Tensor
 from pcn.errors import ConfigError
 
 
+def called_logits(output: Any) -> Any:
+    """What a model's output calls its logits, as those of transformers' models do, or else the output itself.
+
+    >>> called_logits({"loss": 0.5, "logits": [1.0, 2.0]}), called_logits([1.0, 2.0])
+    ([1.0, 2.0], [1.0, 2.0])
+    """
+    return output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+
+
 def logits_of(output: Any, instead: str) -> Tensor:
-    """A classifier's logits: its output, or what it calls so, as the models of transformers do."""
-    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    """A classifier's logits, of two classes or more; where there are none, ``instead`` is what a person should give."""
+    found = called_logits(output)
     if not isinstance(found, Tensor) or not found.is_floating_point() or found.dim() < 2:
         raise ConfigError(
             f"the model puts out {type(output).__name__}, which holds no logits: give {instead}=... yourself"

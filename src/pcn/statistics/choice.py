@@ -51,7 +51,12 @@ def as_list(names: str | Iterable[str], argument: str) -> list[str]:
     return listed
 
 
-def check_numbers(pool: int | None, fraction: float | None, max_rank: int | None, passes: int | None) -> None:
+def check_numbers(
+    pool: int | None = None,
+    fraction: float | None = None,
+    max_rank: int | None = None,
+    passes: int | None = None,
+) -> None:
     for name, value in {"pool": pool, "max_rank": max_rank, "passes": passes}.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name}={value!r}: give a whole number of at least 1")

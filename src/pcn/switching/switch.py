@@ -178,7 +178,9 @@ class Switch:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a saved state; model, optimizers and averaged copy get the saved plan's shape, their own states next.
 
-        So a run is resumed by loading the switch first, then the model, then the optimizers.
+        So a run is resumed by loading the switch first, then the model, then the optimizers. State that one of
+        these was given before goes over to the new parameters where its shapes tell that it is theirs; where they do
+        not, a warning says that it starts afresh.
         """
         check_state(state)
         plan = None if state["plan"] is None else Plan.from_json(state["plan"])

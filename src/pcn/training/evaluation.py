@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from pcn.running.outputs import called_logits
 from pcn.training.data import Batch
 from pcn.training.step import autocast
 from pcn.training.world import World
@@ -26,9 +27,9 @@ def accuracies_percent(
     counts = torch.zeros(1 + len(guesses), dtype=torch.float64, device=world.device)
     with autocast(world.device):
         for inputs, labels in batches:
-            outputs = model(inputs)
-            best = outputs.topk(min(max(guesses), outputs.shape[1])).indices
-            best[:, 0] = outputs.argmax(1)  # the first among equals, on every device
+            logits = called_logits(model(inputs))
+            best = logits.topk(min(max(guesses), logits.shape[1])).indices
+            best[:, 0] = logits.argmax(1)  # the first among equals, on every device
             hits = best == labels[:, None]
             counts += torch.stack([hits[:, :most].sum() for most in guesses] + [labels.new_tensor(len(labels))])
     model.train()

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 def offer_after_epoch(run: Trainer, accuracy: float) -> None:
+    """Offer to switch; not after the last epoch, when nothing would train what came of it."""
     run.watch.lap()
     seen = look(run)
-    if run.switch is not None:
+    last = run.progress.epoch >= run.settings.epochs
+    if run.switch is not None and (run.switch.begun or not last):
         plan = run.switch.after_epoch(run.progress.epoch, run.calibration, accuracy=accuracy, statistics=seen)
         if run.switch.begun and run.switch.plan is None and run.ended:
             _begin_fade(run)  # where it begins just now

@@ -13,16 +13,9 @@ from pcn.plans.plan import get_plan
 from pcn.switching import Switch
 from pcn.training.fusing import fuse_layers_
 from pcn.training.looks import step_costs
-from pcn.training.requests import (
-    analysis_options,
-    check_in_time,
-    check_no_switch,
-    fade_steps,
-    parse_switch,
-    pcn_config,
-    requested,
-)
+from pcn.training.requests import analysis_options, pcn_config, requested
 from pcn.training.step import Step
+from pcn.training.switch_time import check_in_time, fade_steps, switch_rule
 
 if TYPE_CHECKING:
     from pcn.training.trainer import Trainer
@@ -30,9 +23,8 @@ if TYPE_CHECKING:
 
 def switch_for(run: Trainer) -> Switch | None:
     """The switch that the settings ask for; None where there is to be none."""
-    settings, rule = run.settings, parse_switch(run.settings.switch_at)
+    settings, rule = run.settings, switch_rule(run.settings)
     if rule is None:
-        check_no_switch(settings)
         return None
     check_in_time(settings, rule, run.steps_per_epoch)
     config, wish = pcn_config(settings), requested(settings)

@@ -16,7 +16,6 @@ from pcn.config import BasisKind, LayerRule, Order, PCNConfig
 from pcn.errors import ConfigError
 from pcn.planner import Divergence, Response, Taylor, Worth, prediction_divergence
 from pcn.rank_rules import ExplainedVariance, Rank, Threshold
-from pcn.switching import AccuracySlows, AfterEpoch, AfterStep, SubspacesSettle, SwitchRule
 from pcn.training.named_models import build_named
 from pcn.training.settings import LIMITS, Settings
 
@@ -61,6 +60,7 @@ def requested(settings: Settings) -> PCNConfig | Budget:
     }
     return replace(
         budget,
+        step=settings.rank_step,
         worth=worths[settings.worth],
         two_sided=settings.two_sided,
         drop_channels=settings.drop_channels,
@@ -111,35 +111,6 @@ def analysis_options(settings: Settings, config: PCNConfig) -> dict[str, Any]:
     }
 
 
-def fade_steps(settings: Settings, steps_per_epoch: int) -> int:
-    """Over how many steps what the cut takes away fades."""
-    return round(settings.fade_epochs * steps_per_epoch)
-
-
-def check_in_time(settings: Settings, rule: SwitchRule, steps_per_epoch: int) -> None:
-    """Raise when a rule that counts epochs or steps leaves none of the run to the network it makes."""
-    if isinstance(rule, AfterEpoch):
-        begin = rule.epoch * steps_per_epoch
-    elif isinstance(rule, AfterStep):
-        begin = rule.step
-    else:
-        return
-    steps, fade = settings.epochs * steps_per_epoch, fade_steps(settings, steps_per_epoch)
-    if begin + fade >= steps:
-        faded = f" with fade_epochs={settings.fade_epochs:g}" if fade else ""
-        raise ConfigError(
-            f"switch_at={settings.switch_at!r}{faded} leaves none of the {settings.epochs} epochs ({steps} steps) to "
-            "train the PCN in: switch earlier, or train longer"
-        )
-
-
-def check_no_switch(settings: Settings) -> None:
-    """Raise when a network is asked for that would never come."""
-    for name in ("pcn", "rank", *LIMITS, "output_rank", "keep_outputs", "layers", "exclude"):
-        if getattr(settings, name):
-            raise ConfigError(f"{name}={getattr(settings, name)!r}, but switch_at is 'never': say when, as in 15")
-
-
 def parse_rank(text: str) -> Rank:
     """Read a rank rule.
 
@@ -179,21 +150,3 @@ def count_or_fraction(given: float | None) -> int | float | None:
     (40, 0.4, 1, 1.0)
     """
     return int(given) if given is not None and given > 1 and given == int(given) else given
-
-
-def parse_switch(text: str) -> SwitchRule | None:
-    """Read when to switch; None is never.
-
-    >>> parse_switch("15"), parse_switch("step 500"), parse_switch("never")
-    (AfterEpoch(epoch=15), AfterStep(step=500), None)
-    """
-    named: dict[str, SwitchRule | None] = {
-        "never": None,
-        "accuracy slows": AccuracySlows(),
-        "subspaces settle": SubspacesSettle(),
-    }
-    if text in named:
-        return named[text]
-    if match := re.fullmatch(r"(step )?(\d+)", text):
-        return AfterStep(int(match[2])) if match[1] else AfterEpoch(int(match[2]))
-    raise ConfigError(f'switch_at={text!r}: give an epoch, "step 500" or one of {", ".join(map(repr, named))}')

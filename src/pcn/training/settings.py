@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from pcn.budget import Budget
 from pcn.config import BASES, ORDERS
 from pcn.errors import ConfigError, suggest
 from pcn.planner.units import UNITS
@@ -22,6 +23,7 @@ AUGMENT = ("none", "crop-flip", "resized-crop", "resized-crop-colour")
 SCALES = ("unit", "standardise", "centre")
 LIMITS = tuple(UNITS)  # of a budget
 WORTHS = ("response", "taylor", "divergence")
+STEP = Budget.step
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Settings:
     worth: str = option("response", "by what a budget compares directions of different layers", choices=WORTHS)
     two_sided: bool = option(False, "have a budget choose how many outputs of each layer are trained as well")
     drop_channels: bool = option(False, "have a budget choose which output channels go as well")
+    rank_step: int = option(STEP, "ranks within a budget, and channels that are kept, go in steps of this", least=1)
     output_rank: int | float | None = option(
         None, "outputs of every layer that are trained: a number (1 is one), or a fraction (1.0 is all)"
     )
@@ -154,6 +157,7 @@ class Settings:
         if self.rank is not None and self.has_budget:
             raise ConfigError("rank and a budget are both given: a budget chooses the ranks itself")
         named = [name for name in ("two_sided", "drop_channels") if getattr(self, name)]
+        named += [f"rank_step={self.rank_step}"] if self.rank_step != STEP else []
         if not self.has_budget and (named or self.worth != WORTHS[0]):
             given = " and ".join(named) or f"worth={self.worth!r}"
             raise ConfigError(f"{given} without a budget: give one of {', '.join(LIMITS)}, or leave it out")

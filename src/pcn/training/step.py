@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam, Optimizer
 
 from pcn.costs.timing import side_stream
+from pcn.running.outputs import called_logits
 from pcn.training.compiling import Forwards, compile_parts, running
 
 WARM_UP_STEPS = 3  # before a graph is recorded
@@ -61,7 +62,8 @@ class Step:
 
     def _loss(self) -> Tensor:
         with autocast(self.inputs.device):
-            return F.cross_entropy(self.model(self.inputs), self.labels, label_smoothing=self.label_smoothing)
+            logits = called_logits(self.model(self.inputs))
+            return F.cross_entropy(logits, self.labels, label_smoothing=self.label_smoothing)
 
     def _run(self) -> None:
         with running(self.forwards):

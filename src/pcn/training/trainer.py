@@ -85,6 +85,7 @@ class Trainer:
         self.losses, self.keeper = Losses(self), Keeper(self)
 
     def make_switch(self) -> Switch | None:
+        """The switch of this run, None where there is to be none; for others than the settings', override this."""
         return switch_for(self)
 
     def run(self, deadline: float = math.inf) -> Record | None:

@@ -1,0 +1,69 @@
+"""How little a model could take at all: every layer at its lowest rank, which steps of rank may keep high."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from pcn.planner.options import multiples
+from pcn.planner.prices import Prices, added
+from pcn.planner.units import UNITS, Costs
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.table import shorten
+
+if TYPE_CHECKING:
+    from pcn.budget import Budget
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The size of a step of rank, what to ask for instead, and what would come of it.
+
+    ``narrow`` are the layers that have no more inputs than a step, and ``finest`` is the least that the whole model
+    could take in steps of 1, in units that are counted.
+    """
+
+    size: int = 1
+    instead: str = ""
+    narrow: tuple[str, ...] = ()
+    finest: Costs = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, budget: Budget, layers: Sequence[LayerPlan], prices: Prices, others: Costs) -> Steps:
+        """The steps of a budget, for layers beside which everything else takes so much."""
+        finer = replace(budget, step=1, config=replace(budget.config, multiple_of=1))
+        least = added(others, *(lowest(layer, finer, prices) for layer in layers))
+        given = {"Budget(step=1)": budget.step, "PCNConfig(multiple_of=1)": budget.config.multiple_of}
+        return cls(
+            budget.rank_step,
+            " and ".join(ask for ask, size in given.items() if size > 1),
+            tuple(
+                layer.name
+                for layer in layers
+                if layer.in_features // layer.groups <= budget.rank_step and not budget.config.mentions(layer.name)
+            ),
+            {unit: amount for unit, amount in least.items() if not UNITS[unit].measured},
+        )
+
+    def advice(self, least: Costs, now: Costs) -> str:
+        """What to change where this, the least that could be had, is too much; nothing where steps are no reason."""
+        lower = {unit: self.finest[unit] for unit in least if self.finest.get(unit, least[unit]) < least[unit]}
+        if self.size == 1 or not (lower or any(UNITS[unit].measured for unit in least)):
+            return ""
+        held = f", and nothing can be cut of layers of no more inputs ({shorten(list(self.narrow))})"
+        reached = " and ".join(UNITS[unit].at_least(amount, now.get(unit)) for unit, amount in lower.items())
+        instead = f"with {self.instead} it would be {reached}" if lower else f"{self.instead} may get lower"
+        return f"; ranks go in steps of {self.size}{held if self.narrow else ''}: {instead}"
+
+
+def lowest(layer: LayerPlan, budget: Budget, prices: Prices) -> Costs:
+    """The least that a layer could cost in each unit; a rule of its own may ask for any number."""
+    if budget.config.mentions(layer.name):
+        return dict.fromkeys(prices.units, 0)
+    planned = replace(layer, rank=multiples(budget.rank_step, layer.in_features // layer.groups)[0])
+    outputs = multiples(budget.rank_step, layer.out_features // layer.groups - 1) if budget.two_sided else ()
+    forms = [planned, *(replace(planned, output_rank=trained) for trained in outputs[:1])]
+    smaller = [form for form in forms if not (budget.config.skip_larger and (form.is_larger or form.is_slower))]
+    costs = [prices.before(layer), *map(prices.after, smaller)]
+    return {unit: min(cost[unit] for cost in costs) for unit in prices.units}
