@@ -67,7 +67,7 @@ def canonical_weight(module: nn.Module) -> Tensor:
     kind = layer_type(module)
     assert kind is not None
     assert isinstance(module.weight, Tensor)
-    return module.weight.transpose(0, 1) if kind is TRANSPOSED_LINEAR else module.weight
+    return module.weight.transpose(0, 1) if kind.out_dim == 1 else module.weight
 
 
 def in_width(module: nn.Module) -> int:

@@ -135,3 +135,20 @@ def test_a_layer_with_as_few_outputs_as_a_step_can_train_fewer() -> None:
     assert plan.trainable_after == least
     with pytest.raises(pcn.ConfigError, match="is 1 parameters too small"):
         check_reachable(model, pcn.Budget(params=least - 1, two_sided=True, config=config))
+
+
+def test_a_refusal_says_that_channels_go_only_from_ranks_that_fit_and_what_takes_less() -> None:
+    widths = ((64, 256), (256, 256), (256, 10))
+    first, second, last = (torch.nn.Linear(*sizes) for sizes in widths)
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), second, torch.nn.ReLU(), last)
+    stats, least = pcn.analyze(model, [torch.randn(300, 64)]), 8 * (256 + 256 + 10) + 256 + 256 + 10
+    budget = pcn.Budget(params=least - 1, drop_channels=True)
+    assert pcn.make_plan(model, stats, replace(budget, params=least)).trainable_after <= least
+    said = refusal(lambda: check_reachable(model, budget))
+    assert said is not None
+    assert said == refusal(lambda: Question.of(model, stats, budget, pcn.trace(model, torch.randn(2, 64)), None))
+    assert f"the least would be {least:,} parameters" in said
+    assert "; all channels are kept in this, as drop_channels=True" in said
+    assert "channels" not in (refusal(lambda: check_reachable(model, replace(budget, drop_channels=False))) or "")
+    named = pcn.PCNConfig(rank=8, keep_outputs=0.5, skip_larger=False)
+    assert pcn.make_plan(model, stats, named).trainable_after < least

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from new_coordinates import MODELS, batch, planned
-from pcn import LayerPlan, PCNConfig, Plan, PlanError, analyze, compress_, fold_, get_plan, make_plan
+from pcn import LayerPlan, LayerRule, PCNConfig, Plan, PlanError, analyze, compress_, fold_, get_plan, make_plan
 from pcn.config import ORDERS, Order
-from pcn.nn import PCModule
+from pcn.layers import LAYER_TYPES, TYPE_OF, LayerType
+from pcn.nn import PCLinear, PCModule
+from pcn.nn.build import LAYERS
 from pcn.plans.plan import Cut
 from small import ConvNet, Mlp, Residual, conv_net, distance, images, record, step, vectors
 
@@ -410,3 +412,28 @@ def test_an_optimizer_that_cannot_follow_leaves_the_model_as_it_was() -> None:
         with pytest.raises(PlanError, match=message):
             fold_(model, optimizer=optimizer)
         assert record(model) == before
+
+
+class OwnLinear(nn.Linear):
+    """One with a forward function of its own, so that only an entry in TYPE_OF makes it known."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class PCOwnLinear(PCLinear):
+    stock = OwnLinear
+
+
+def test_a_layer_of_a_type_from_outside_says_its_old_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = LayerType("own_linear", spatial=0)
+    monkeypatch.setitem(LAYER_TYPES, kind.kind, kind)
+    monkeypatch.setitem(TYPE_OF, OwnLinear, kind)
+    monkeypatch.setitem(LAYERS, kind.kind, PCOwnLinear)
+    model = nn.Sequential(nn.Linear(12, 32), nn.Tanh(), OwnLinear(32, 32), nn.Tanh(), nn.Linear(32, 5))
+    half = LayerRule(rank=8, keep_outputs=16)
+    compress_(model, [vectors(99)], PCNConfig(rank=8, layers={"0": half, "2": half}, skip_larger=False))
+    assert (model[2].in_features, model[2].out_features) == (16, 16)
+    fold_(model)
+    assert isinstance(model[2], OwnLinear)
+    assert model[2].weight.shape == (model[2].out_features, model[2].in_features) == (32, 32)

@@ -81,6 +81,16 @@ def test_a_bias_that_muon_does_not_take_joins_the_group_that_holds_vectors() -> 
     assert not any(torch.equal(before[name], model.get_parameter(name)) for name in GAINED)
 
 
+@pytest.mark.parametrize("given", ["w{}", "model.{}.weight"])
+def test_its_name_follows_that_of_its_weight_where_that_one_names_a_layer(given: str) -> None:
+    model = biasless()
+    layers = ("0", "3", "6")
+    optimizer = AdamW([(given.format(name), model.get_submodule(name).weight) for name in layers])
+    pcn.Switch(model, optimizer, SMALL).now([batch(99)[0]])
+    gained = "model.{}.bias" if "." in given else "{}.bias"
+    assert names_in(optimizer.param_groups[0]) == [each.format(n) for n in layers for each in (given, gained)]
+
+
 def test_a_resumed_run_has_it_there_too() -> None:
     model, again = biasless(), biasless()
     optimizers, others = with_muon(model), with_muon(again)

@@ -480,3 +480,19 @@ def test_models_that_the_files_are_not_for(saved: Path) -> None:
     refused(saved, "does not fit this ConvNet: 'fc1' has", conv_net())
     refused(saved, "does not fit this Linear: the plan has a layer 'fc1'", nn.Linear(3, 3))
     refused(saved, "transformed already; build the original one anew", small_mlp(), PlanError)
+
+
+def test_who_may_read_a_folder_may_read_what_is_saved_there(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    pcn.save(small_mlp(), folder)
+    folder.chmod(0o2775)
+    pcn.save(small_mlp(), folder)
+    assert folder.stat().st_mode & 0o7777 == 0o2775
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+
+
+def test_the_folder_that_one_is_in_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileError, match="the folder that this program is in"):
+        pcn.save(small_mlp(), ".")
+    assert Path.cwd() == tmp_path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -87,6 +88,22 @@ def test_state_that_may_be_of_either_coordinates_is_not_guessed_at() -> None:
     run["optimizer 0"].load_state_dict(saved["optimizer 0"])
     with pytest.warns(UserWarning, match="cannot be told to be that of their successors"):
         run["switch"].load_state_dict(saved["switch"])
+
+
+def test_one_optimizers_state_does_not_vouch_for_that_of_another() -> None:
+    """The first layer's weights change their shape, and those of the others, which Adam has, do not."""
+    config = replace(CONFIG, layers={name: pcn.LayerRule(rank=1.0) for name in ("2", "4")})
+    saved = trained(parts(KINDS["two"], config=config), 2)
+    for strict in (False, True):
+        run = parts(KINDS["two"], config=config, strict=strict)
+        trained(run, 1)
+        run["optimizer 0"].load_state_dict(copy.deepcopy(saved["optimizer 0"]))
+        refused = pytest.raises(pcn.PlanError, match=r"^Adam held state")
+        with refused if strict else pytest.warns(UserWarning, match=r"^Adam held state"):
+            run["switch"].load_state_dict(saved["switch"])
+        assert_same(run["optimizer 0"].state_dict()["state"], saved["optimizer 0"]["state"])
+        assert bool(run["optimizer 1"].state) is strict
+        assert (run["switch"].plan is None) is strict
 
 
 def test_what_an_optimizer_is_made_with_is_no_loss() -> None:

@@ -72,13 +72,18 @@ def _train(settings: Settings, folder: RunFolder | None, here: World, faster: di
     )
     if folder is not None:
         if trainer.switch is not None and trainer.switch.plan is None:
-            screen.warn(
-                f"the switch never came, and the model is whole: {settings.switch_at!r} did not come true before the "
-                f"last epoch, {result['epoch']}; train longer, or give --switch-at an epoch"
-            )
+            screen.warn(_never_switched(settings, result["epoch"]))
         page = write_report(folder.path / REPORT, of_run(folder.path))
         screen.text(f"the report is in {page}")
         screen.result({"folder": str(folder.path), "report": str(page), **result})
+
+
+def _never_switched(settings: Settings, last: int) -> str:
+    said = f"the switch never came, and the model is whole: {settings.switch_at!r} did not come true before "
+    if last < settings.epochs:
+        ended = f"patience={settings.patience} ended the run after epoch {last}"
+        return f"{said}{ended}; switch earlier, or be more patient"
+    return f"{said}the last epoch, {last}; train longer, or give --switch-at an epoch"
 
 
 def _introduce(trainer: Trainer, out: Path, screen: Screen) -> None:

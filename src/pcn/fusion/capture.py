@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.autograd.function import Function
 from torch.utils import checkpoint
 
-from pcn.graph.trace import _quiet, capture
+from pcn.graph.trace import capture, quiet
 from pcn.running.example import AsModule, Example
 from pcn.running.untouched import same_modes
 
@@ -30,7 +30,7 @@ def graphs(model: nn.Module, example: Example) -> tuple[list[fx.Graph], str | No
 
 def _in_training(model: nn.Module, example: Example) -> fx.Graph:
     """Capture with gradients: code may ask whether there are any."""
-    with same_modes(model), _quiet(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+    with same_modes(model), quiet(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         model.train()
         program = torch.export.export(AsModule(model, example), (example.inputs,), strict=False)
     graph: fx.Graph = program.graph

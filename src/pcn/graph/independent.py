@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-# What these put out may hold a row for every sample, though they read none.
+# What these put out may hold a row for every sample, though they read none. So may what others put out, as in
+# cat([query] * batch) or Embedding(arange(batch)), and layers on it count as run once: the graph holds sizes as plain
+# numbers, and one that is the batch's by chance would look the same.
 SIZED = {aten.expand, aten.repeat, aten.new_empty, aten.new_full, aten.new_ones, aten.new_zeros}
-# These read no tensor, and count along something else than samples.
+# These read no tensor, and mostly count along something else than samples: positions in a text, say.
 COUNTING = {aten.arange, aten.linspace}
 
 

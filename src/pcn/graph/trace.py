@@ -22,7 +22,7 @@ from pcn.running.untouched import same_modes
 def capture(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
     """Export the model as it runs at inference; raise :class:`TraceError` with the tracer's own words if it fails."""
     try:
-        with same_modes(model), _quiet(), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with same_modes(model), quiet(), torch.no_grad(), torch.compiler.set_stance("force_eager"):
             model.eval()
             return torch.export.export(AsModule(model, example), (example.inputs,), strict=False)
     except Exception as error:
@@ -40,7 +40,7 @@ def _advice(model: nn.Module, words: str) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep torch from printing the traceback of an error that is raised anyway, and warnings about a mere copy."""
     noisy = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
     logs = [logging.getLogger(f"torch.{name}") for name in noisy]

@@ -15,19 +15,26 @@ from pcn.plans.table import shorten
 if TYPE_CHECKING:
     from pcn.budget import Budget
 
+# The planner starts from ranks that fit with all channels, and looks at what channels could go for.
+KEPT = (
+    "; all channels are kept in this, as drop_channels=True lets them go only from ranks that fit by themselves: "
+    "PCNConfig(rank=..., keep_outputs=...), without a budget, may get lower"
+)
+
 
 @dataclass(frozen=True)
 class Steps:
     """The size of a step of rank, what to ask for instead, and what would come of it.
 
     ``narrow`` are the layers that have no more inputs than a step, and ``finest`` is the least that the whole model
-    could take in steps of 1, in units that are counted.
+    could take in steps of 1, in units that are counted. With ``drops``, channels go as well, once ranks alone fit.
     """
 
     size: int = 1
     instead: str = ""
     narrow: tuple[str, ...] = ()
     finest: Costs = field(default_factory=dict)
+    drops: bool = False
 
     @classmethod
     def of(cls, budget: Budget, layers: Sequence[LayerPlan], prices: Prices, others: Costs) -> Steps:
@@ -44,10 +51,14 @@ class Steps:
                 if layer.in_features // layer.groups <= budget.rank_step and not budget.config.mentions(layer.name)
             ),
             {unit: amount for unit, amount in least.items() if not UNITS[unit].measured},
+            budget.drop_channels,
         )
 
     def advice(self, least: Costs, now: Costs) -> str:
-        """What to change where this, the least that could be had, is too much; nothing where steps are no reason."""
+        """What to change where this, the least that could be had, is too much; nothing where nothing is known."""
+        return self._finer(least, now) + (KEPT if self.drops else "")
+
+    def _finer(self, least: Costs, now: Costs) -> str:
         lower = {unit: self.finest[unit] for unit in least if self.finest.get(unit, least[unit]) < least[unit]}
         if self.size == 1 or not (lower or any(UNITS[unit].measured for unit in least)):
             return ""

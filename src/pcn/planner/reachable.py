@@ -25,7 +25,8 @@ def check_reachable(
 ) -> None:
     """Raise when every layer at its lowest rank would still be too much: before any statistics, by what is known.
 
-    Operations are known where there is an example, on which the model is traced.
+    Operations are known where there is an example, on which the model is traced. All channels are counted, also where
+    some may be dropped: the planner drops them only from ranks that fit by themselves.
     """
     model = unwrap(model)
     plan, prices = _foreseen(model, budget, measured, example)

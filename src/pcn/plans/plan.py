@@ -96,8 +96,8 @@ class Plan:
         """Change the model in place to what the plan says, all or nothing, and return the plan.
 
         The optimizer, or each in a list of all that train the model, keeps its groups and gets the new parameters with
-        their history; an averaged copy (``ema``) follows. That the state of optimizers other than SGD, Adam and AdamW
-        starts afresh, or that a trainable parameter which is replaced is in none of them, is warned of, or refused
+        their history; an averaged copy (``ema``) follows. That the state of optimizers other than SGD, Adam, AdamW and
+        Muon starts afresh, or that a trainable parameter which is replaced is in none of them, is warned of, or refused
         when ``strict``.
         """
         from pcn.distributed.refusals import check_changeable

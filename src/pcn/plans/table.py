@@ -81,7 +81,8 @@ def reasons(plan: Plan) -> dict[str, list[str]]:
 
 def shorten(names: list[str], most: int = 4) -> str:
     """The first few of some names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    first = ", ".join(name or "the model itself" for name in names[:most])
+    return f"{first} and {len(names) - most} more" if len(names) > most else first
 
 
 def _listed(title: str, found: dict[str, list[str]]) -> list[str]:

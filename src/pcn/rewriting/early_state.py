@@ -42,17 +42,25 @@ def loaded_early(optimizers: Sequence[Optimizer], replaced: Sequence[Replaced], 
 
     What may be the old parameters' own is of no use to the new ones: warn that it goes, or refuse in strict mode.
     """
-    found = [early for optimizer in optimizers for early in _held(optimizer, replaced)]
-    vectors = all(early.change.old.ndim == 1 for early in found)  # which are cut at the most: the same either way
-    if all(early.fits for early in found) and (vectors or any(early.tells for early in found)):
-        return found
-    names = " and ".join(dict.fromkeys(type(early.optimizer).__name__ for early in found))
-    object_to(
-        f"{names} held state for parameters that the plan replaces, which cannot be told to be that of their "
-        "successors and starts afresh: load the switch's state first, then the model's, then the optimizers'",
-        strict=strict,
-    )
-    return []
+    held = {optimizer: _held(optimizer, replaced) for optimizer in optimizers}
+    untold = [optimizer for optimizer, found in held.items() if not _told(found)]
+    if untold:
+        names = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in untold))
+        object_to(
+            f"{names} held state for parameters that the plan replaces, which cannot be told to be that of their "
+            "successors and starts afresh: load the switch's state first, then the model's, then the optimizers'",
+            strict=strict,
+        )
+    return [early for optimizer, found in held.items() if optimizer not in untold for early in found]
+
+
+def _told(found: list[Early]) -> bool:
+    """Whether all that one optimizer holds is the new parameters': none vouches for another, which may be loaded later.
+
+    Vectors are cut at the most, and their state is the same either way.
+    """
+    vectors = all(early.change.old.ndim == 1 for early in found)
+    return all(early.fits for early in found) and (vectors or any(early.tells for early in found))
 
 
 def _held(optimizer: Optimizer, replaced: Sequence[Replaced]) -> list[Early]:

@@ -57,5 +57,5 @@ def _set_sizes_(module: Any, layer: LayerPlan) -> None:
     """Have a stock layer say the sizes that it had; those of one channel left do not tell whether it was depthwise."""
     if LAYER_TYPES[layer.kind].spatial:
         module.in_channels, module.out_channels, module.groups = layer.in_features, layer.out_features, layer.groups
-    elif layer.kind == "linear":
+    elif hasattr(module, "in_features"):  # transformers' Conv1D has no such
         module.in_features, module.out_features = layer.in_features, layer.out_features

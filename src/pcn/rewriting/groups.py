@@ -39,7 +39,7 @@ def members_after(
                 after[id(group)].append((parameter if change is None else change.new, name))
             for full_name, gained in change.gained if change is not None else ():
                 where = home(gained, optimizer, group, optimizers)
-                own = f"{name.rpartition('.')[0]}.{full_name.rpartition('.')[2]}" if name else full_name
+                own = f"{name.rpartition('.')[0]}.{full_name.rpartition('.')[2]}" if "." in name else full_name
                 (after if where is group else adopted)[id(where)].append((gained, own))
     return {each: members + adopted[each] for each, members in after.items()}
 

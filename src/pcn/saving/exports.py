@@ -133,9 +133,9 @@ def _compared(model: nn.Module, example: Example, found: list[Tensor], path: Pat
     expected = _outputs(model, example)
     if [tensor.shape for tensor in expected] == [tensor.shape for tensor in found]:
         largest = max([float(tensor.abs().max()) for tensor in expected if tensor.numel()], default=0.0)
-        apart = max([_apart(one, other) for one, other in zip(expected, found, strict=True)], default=0.0)
-        difference = apart / largest if largest > 0 else apart
-        if difference <= TOLERANCE:
+        aparts = [_apart(one, other) for one, other in zip(expected, found, strict=True)]
+        difference = max(aparts, default=0.0) / (largest or 1.0)
+        if all(apart <= TOLERANCE * (largest or 1.0) for apart in aparts):  # which no apart that is not a number is
             return difference
         wrong = f"is {difference:.2g} of the largest output away from the model"
     else:

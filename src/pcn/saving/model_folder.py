@@ -43,6 +43,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             fresh.mkdir()
             (fresh / PLAN_FILE).write_text(plan.to_json(), encoding="utf-8")
             save_file(tensors, fresh / WEIGHTS_FILE, metadata={"format": "pt"})
+            (fresh / WEIGHTS_FILE).chmod((fresh / PLAN_FILE).stat().st_mode)  # which safetensors writes for one alone
             flush(fresh / PLAN_FILE, fresh / WEIGHTS_FILE, fresh)
             put_in_place(fresh, target, aside=Path(scratch) / "old")
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
@@ -107,6 +108,8 @@ def _plan_of_all(model: nn.Module) -> Plan:
 
 
 def _refuse_other_files(target: Path) -> None:
+    if target == Path.cwd():
+        raise FileError(f"{target} is the folder that this program is in, and would be replaced: give one inside it")
     if target.exists() and (not target.is_dir() or {p.name for p in target.iterdir()} - {PLAN_FILE, WEIGHTS_FILE}):
         raise FileError(f"{target} exists and is not a folder that pcn.save wrote; give an empty or a new folder")
 

@@ -54,6 +54,8 @@ def put_in_place(fresh: Path, target: Path, aside: Path) -> None:
     Linux swaps the two in one step. Elsewhere there is a moment in which ``target`` does not exist: then the old folder
     stands at ``aside``, and the new one is complete.
     """
+    if target.exists():
+        fresh.chmod(target.stat().st_mode)
     if not target.exists():
         os.replace(fresh, target)
     elif not _exchange(fresh, target):

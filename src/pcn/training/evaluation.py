@@ -28,10 +28,10 @@ def accuracies_percent(
     with autocast(world.device):
         for inputs, labels in batches:
             logits = called_logits(model(inputs))
-            best = logits.topk(min(max(guesses), logits.shape[1])).indices
-            best[:, 0] = logits.argmax(1)  # the first among equals, on every device
-            hits = best == labels[:, None]
-            counts += torch.stack([hits[:, :most].sum() for most in guesses] + [labels.new_tensor(len(labels))])
+            first = logits.argmax(1) == labels  # the first among equals, on every device
+            among = logits.topk(min(max(guesses), logits.shape[1])).indices == labels[:, None]
+            right = [first if most == 1 else first | among[:, :most].any(1) for most in guesses]
+            counts += torch.stack([*(each.sum() for each in right), labels.new_tensor(len(labels))])
     model.train()
-    *right, seen = world.sum(counts).tolist()
-    return [100 * float(each) / float(seen) for each in right]
+    *hits, seen = world.sum(counts).tolist()
+    return [100 * float(each) / float(seen) for each in hits]
