@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import torch
 
 import pcn
 from pcn.cli import main
-from pcn.training import RunFolder, Settings, Trainer, load_data
+from pcn.training import Settings, load_data
 from pcn.training.compiling import Forwards, compile_parts
 from pcn.training.requests import build_model
 from pcn.training.step import Step
+from stopped_runs import DEADLINES, train_to_the_end
 
 pytest.importorskip("transformers")
 
@@ -56,16 +56,13 @@ def test_a_run_switches_and_a_stopped_one_ends_the_same(
         calibration_samples=500, **wish,
     )  # fmt: skip
     ended = []
-    for name, deadline in (("whole", math.inf), ("stopped", 0.0)):
-        result = None
-        while result is None:
-            with RunFolder(tmp_path / name, settings) as folder:
-                data = load_data(settings, torch.device("cpu"), torch.float32)
-                result = Trainer(settings, data, folder).run(deadline)
+    for name, deadline in DEADLINES.items():
+        result = train_to_the_end(tmp_path / name, settings, deadline)
         assert result["switch_epoch"] == 1
         ended.append((result["test_accuracy"], (tmp_path / name / "model" / "model.safetensors").read_bytes()))
     assert ended[0] == ended[1]
     loaded = pcn.load(build_model(settings), tmp_path / "whole" / "model")
+    data = load_data(settings, torch.device("cpu"), torch.float32)
     assert loaded(next(data.test())[0]).logits.shape[1] == 10
 
 

@@ -26,6 +26,7 @@ from pcn.training.requests import analysis_options, build_model, parse_rank, pcn
 from pcn.training.settings import read_toml
 from pcn.training.streaming import ImageStream
 from pcn.training.switch_time import parse_switch
+from stopped_runs import DEADLINES, train_to_the_end
 
 SMALL = shlex.split(
     "train --model small_network:build --data digits --optimizer adam --learning-rate 0.003 --batch 64 --epochs 3"
@@ -134,12 +135,8 @@ def test_a_run_that_is_stopped_while_it_fades_ends_as_one_that_never_was(tmp_pat
         model="small_network:build", batch=64, epochs=4, learning_rate=0.01, switch_at="1", fade_epochs=2, rank="0.25"
     )  # fmt: skip
     ended = []
-    for name, deadline in (("whole", math.inf), ("stopped", 0.0)):
-        result = None
-        while result is None:
-            with RunFolder(tmp_path / name, settings) as folder:
-                data = load_data(settings, torch.device("cpu"), torch.float32)
-                result = Trainer(settings, data, folder).run(deadline)
+    for name, deadline in DEADLINES.items():
+        result = train_to_the_end(tmp_path / name, settings, deadline)
         told = [metrics(tmp_path / name, event)[0]["step"] for event in ("fade", "switch")]
         files = [(tmp_path / name / each).read_bytes() for each in ("plan.json", "spectra.json")]
         ended.append((told, files, result["test_accuracy"], result["fade_step"]))

@@ -36,10 +36,7 @@ def moments(rows: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor, 
         return total, mean.fill_(torch.nan), variance.fill_(torch.nan)
 
     def run(launch: Launch) -> None:
-        tiles = triton.cdiv(width, launch.columns)
-        wanted = max(1, programs(rows.device, launch.per_processor or PER_PROCESSOR) // tiles)
-        each = max(FEWEST_ROWS, triton.cdiv(count, wanted))
-        parts = triton.cdiv(count, each)
+        parts, tiles, each = shared_out(rows, launch, PER_PROCESSOR)
         # A program's first row, its mean less that row, and its sum of squares about the mean.
         held = rows.new_empty(parts, 3, width, dtype=torch.float32)
         pcn_moments[(parts, tiles)](
@@ -51,6 +48,18 @@ def moments(rows: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor, 
 
     CHOICES.run(f"moments {width} {rows.dtype} {other is not None}", _candidates(width), rows.device, run, MORE_OR_LESS)
     return total, mean, variance
+
+
+def shared_out(rows: Tensor, launch: Launch, usual: int) -> tuple[int, int, int]:
+    """How many programs share the rows out, how many tiles of columns there are for each, and how many rows it gets.
+
+    ``usual`` is the number of programs on a processor where the launch does not say.
+    """
+    count, width = rows.shape
+    tiles = triton.cdiv(width, launch.columns)
+    wanted = max(1, programs(rows.device, launch.per_processor or usual) // tiles)
+    each = max(FEWEST_ROWS, triton.cdiv(count, wanted))
+    return triton.cdiv(count, each), tiles, each
 
 
 def _candidates(width: int) -> list[Launch]:

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pcn.kernels.launch import CHOICES, Launch, programs
-from pcn.kernels.moments_kernel import MERGED, MERGED_COLUMNS, MERGING_WARPS
+from pcn.kernels.launch import CHOICES, Launch
+from pcn.kernels.moments_kernel import MERGED, MERGED_COLUMNS, MERGING_WARPS, shared_out
 from pcn.kernels.norm_gradient_of_y import (
     MORE_OR_LESS,
     PER_PROCESSOR,
@@ -24,7 +24,6 @@ from pcn.kernels.norm_gradient_of_y import (
 from pcn.kernels.reference import Norm
 from pcn.kernels.tiles import Sizes, deep_tiles, offset_of, or_any, precision, product_key, rank_tile
 
-FEWEST_ROWS = 64  # of a program
 RECOMPUTE, ADD, LOOK = 0, 1, 2  # where ReLU let through: from z alone, from z and what was added, from y itself
 # elements of a tile, warps, stages
 SUMS = [(2048, 4, 3), (2048, 4, 4), (4096, 8, 3), (4096, 4, 3), (2048, 2, 3), (1024, 4, 4)]
@@ -42,10 +41,7 @@ def sum_up(
     tensors = or_any(rows, d_projected, d_y, rows, given, *norm, basis, d_added)
 
     def run(launch: Launch) -> None:
-        tiles = triton.cdiv(width, launch.columns)
-        wanted = max(1, programs(rows.device, launch.per_processor or PER_PROCESSOR) // tiles)
-        each = max(FEWEST_ROWS, triton.cdiv(count, wanted))
-        parts = triton.cdiv(count, each)
+        parts, tiles, each = shared_out(rows, launch, PER_PROCESSOR)
         held = rows.new_empty(parts, 2, width, dtype=torch.float32)
         pcn_norm_sums[(parts, tiles)](
             *tensors, held, count, each, width, rank, PROJECTED=basis is not None, DIRECT=d_y is not None, RELU=relu,

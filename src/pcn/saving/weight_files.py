@@ -32,7 +32,8 @@ def load_weights_(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         return load(model, path)
     base = unwrap(model)
     tensors = read_state(path / WEIGHTS_FILE if path.is_dir() else path)
-    layers = {name: layer for name in tensors if (layer := _without_bias(base, name)) is not None}
+    modules = dict(base.named_modules())
+    layers = {name: layer for name in tensors if (layer := _without_bias(modules, name)) is not None}
     gained = {name: nn.Parameter(layer.weight.new_empty(len(layer.weight))) for name, layer in layers.items()}
     own = base.state_dict(keep_vars=True) | gained
     _check_fits(path, tensors, own)
@@ -67,10 +68,10 @@ def read_state(path: Path) -> State:
     return found
 
 
-def _without_bias(model: nn.Module, name: str) -> Any:
+def _without_bias(modules: dict[str, nn.Module], name: str) -> Any:
     """The layer without a bias that a tensor of this name would be the bias of; None where there is none."""
     of, _, what = name.rpartition(".")
-    layer: Any = dict(model.named_modules()).get(of)
+    layer: Any = modules.get(of)
     return layer if what == "bias" and layer_type(layer) is not None and layer.bias is None else None
 
 

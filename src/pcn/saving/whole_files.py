@@ -54,17 +54,17 @@ def put_in_place(fresh: Path, target: Path, aside: Path) -> None:
     Linux swaps the two in one step. Elsewhere there is a moment in which ``target`` does not exist: then the old folder
     stands at ``aside``, and the new one is complete.
     """
-    if target.exists():
-        fresh.chmod(target.stat().st_mode)
     if not target.exists():
         os.replace(fresh, target)
-    elif not _exchange(fresh, target):
-        os.replace(target, aside)
-        try:
-            os.replace(fresh, target)
-        except OSError:
-            os.replace(aside, target)
-            raise
+    else:
+        fresh.chmod(target.stat().st_mode)
+        if not _exchange(fresh, target):
+            os.replace(target, aside)
+            try:
+                os.replace(fresh, target)
+            except OSError:
+                os.replace(aside, target)
+                raise
     flush(target.parent)
 
 

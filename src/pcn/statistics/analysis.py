@@ -13,7 +13,7 @@ from pcn.layers import unwrap
 from pcn.running.example import Forward, checked_batches
 from pcn.running.gradients import Loss, predicted_losses
 from pcn.running.untouched import Mode, checked_mode, untouched
-from pcn.statistics.choice import as_list, check_numbers, check_same, choose_layers
+from pcn.statistics.choice import as_list, check_numbers, check_same, check_weights, choose_layers
 from pcn.statistics.collect import Collector, Sampling
 from pcn.statistics.forms import SketchOptions
 from pcn.statistics.lag import warn_of_lag, watching_lag
@@ -69,8 +69,7 @@ def analyze(
 
     def choose() -> tuple[dict[str, nn.Module], dict[str, str], Loss | None]:
         checked_batches(batches)
-        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-            raise StatisticsError("the model is on the meta device, where nothing is computed: give it weights first")
+        check_weights(model)
         check_numbers(pool, fraction, max_rank, passes)
         checked_mode(mode)
         return *choose_layers(model, asked, as_list(exclude, "exclude")), _loss(gradients, forward)

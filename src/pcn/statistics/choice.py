@@ -51,6 +51,12 @@ def as_list(names: str | Iterable[str], argument: str) -> list[str]:
     return listed
 
 
+def check_weights(model: nn.Module) -> None:
+    """Raise where there is nothing to compute with."""
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise StatisticsError("the model is on the meta device, where nothing is computed: give it weights first")
+
+
 def check_numbers(
     pool: int | None = None,
     fraction: float | None = None,
