@@ -64,12 +64,13 @@ class Comparison:
         fast = torch.cuda.is_available() and not options.eager
         point, plan = self.results.point(run), self.results.plan_file(run)
         assert point is not None
+        trunk = self.trunk(run)
         return Job(
             str(run),
             settings(run, point, data=options.data, plan=plan),
             self.folder(run),
-            trunk=self.trunk(run),
-            trunk_epoch=PARENTS[run.parent].switch(run.epochs),
+            trunk=trunk,
+            leaves={} if trunk is None else {PARENTS[run.parent].switch(run.epochs): trunk},
             make_switch=make_switch(run.method, run.target),
             plan_file=plan if writes_plan(run) and record is None else None,
             solo=options.solo,

@@ -9,9 +9,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,8 +36,9 @@ MEBIBYTE = 2**20
 class Job:
     """What is trained and where its files are.
 
-    ``trunk`` is a file with the parent's state after ``trunk_epoch`` epochs: the first run to get there writes it, the
-    others fork from it. A run that is measured ``solo`` does everything itself, compilation from an empty cache too.
+    ``trunk`` is a file with a parent's state that the run forks from, where it is there; ``leaves`` are files to which
+    the run writes such states, unless they are there, by the epochs that they come after. A run that is measured
+    ``solo`` does everything itself, compilation from an empty cache too.
     ``make_switch`` gives a trainer the switch of another method; ``plan_file`` is where the plan of ours goes.
     """
 
@@ -45,7 +46,7 @@ class Job:
     settings: Settings
     folder: Path
     trunk: Path | None = None
-    trunk_epoch: int = 0
+    leaves: Mapping[int, Path] = field(default_factory=dict)
     make_switch: MakeSwitch | None = None
     plan_file: Path | None = None
     solo: bool = False
@@ -91,8 +92,8 @@ def run(job: Job) -> Record | None:
 def after_event(job: Job, trainer: Trainer, seen: list[Record]) -> None:
     """Write the trunk and the plan when their time has come, and say how the run goes."""
     record = seen[-1]
-    if record["event"] == "epoch" and record["epoch"] == job.trunk_epoch and trainer.progress.switch_epoch is None:
-        write_trunk(job.trunk, trainer, peak_bytes(seen))
+    if record["event"] == "epoch" and record["epoch"] in job.leaves and trainer.progress.switch_epoch is None:
+        write_trunk(job.leaves[record["epoch"]], trainer, peak_bytes(seen))
     if record["event"] == "switch" and job.plan_file is not None:
         job.plan_file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(job.plan_file, trainer.switch.plan.to_json().encode())
@@ -100,8 +101,8 @@ def after_event(job: Job, trainer: Trainer, seen: list[Record]) -> None:
         print(f"{job.name}: {record['event']} {record['epoch']} {record['validation_accuracy']:.2f}%", flush=True)
 
 
-def write_trunk(path: Path | None, trainer: Trainer, peak: int | None) -> None:
-    if path is not None and not path.exists():
+def write_trunk(path: Path, trainer: Trainer, peak: int | None) -> None:
+    if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         buffer = io.BytesIO()
         # Before a switch there is nothing in its state, and its form is each method's own.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import json
 import math
 import time
@@ -11,10 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-from pcn.costs.count import flops_per_sample
-from pcn.training.requests import build_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -150,118 +144,3 @@ def test_nothing_starts_after_the_deadline() -> None:
     from peers.processes import run_each
 
     assert run_each([1.0], lambda item: (math.sqrt, item), pytest.fail, until=time.time() - 1) == []
-
-
-def test_every_arm_of_the_search_can_be_set_up(tmp_path: Path) -> None:
-    import planner_search as search
-    from pcn.models import wide_resnet20
-    from pcn.training.requests import requested
-
-    assert next(iter(search.ARMS)) == "plain directions"
-    names = [name for name, _ in wide_resnet20(width=4).named_modules()]
-    for arm in search.ARMS:
-        trial = search.Trial(arm, 3)
-        settings = search.settings(trial, tmp_path)
-        assert settings.seed == 3
-        if trial.trunk is None:
-            assert settings.model_options["target"] == search.TARGET
-            continue
-        assert int(settings.switch_at) == trial.trunk.epochs < settings.epochs
-        assert search.settings(trial.trunk, tmp_path).weight_decay in (settings.weight_decay, 1e-4)
-        asked = requested(settings)
-        getattr(asked, "config", asked).check_names(names)
-
-
-def test_a_plan_with_the_narrower_networks_operations_has_no_more_than_that_has() -> None:
-    import planner_search as search
-
-    narrow = build_model(search.settings(search.Trial("narrow", 0), Path("none")))
-    assert flops_per_sample(narrow, torch.ones(1, 3, 32, 32)) == search.NARROW_FLOPS
-
-
-def test_promising_arms_are_asked_for_as_a_group() -> None:
-    import planner_search as search
-
-    asked = search.arguments().parse_args(["--arms", "taylor", "promising", "plain directions", "narrow"]).arms
-    first, *rest = search.named(asked)
-    assert (first, rest[:-1], rest[-1]) == ("taylor", list(search.PROMISING), "plain directions")
-    assert set(search.PROMISING) <= set(search.ARMS)
-
-
-@pytest.fixture
-def tiny_search(tiny_parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The search on a tiny network, with all arms on one seed."""
-    import planner_search as search
-    from records import Records
-
-    for name, value in {"PARENT": "tiny", "TARGET": 120_000, "EPOCHS": 13, "SWITCH": 1}.items():
-        monkeypatch.setattr(search, name, value)
-    work = {"data": tmp_path, "work": tmp_path / "work", "eager": True}
-    options = argparse.Namespace(arms=list(search.ARMS), seeds=[0], together=1, time_limit=math.inf, **work)
-    return search.Search(Records(tmp_path / "search.json"), options)
-
-
-def test_trials_of_the_search_fork_from_one_trunk(tiny_search: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import planner_search as search
-    from peers.one_run import run
-
-    monkeypatch.setattr(search, "EPOCHS", 3)
-    tiny_search.options.arms = arms = ["plain directions", "fresh optimizer"]
-    trunk, *trials = tiny_search.left()
-    assert (trunk, trials) == (search.Trunk(0, 1), [search.Trial(arm, 0) for arm in arms])
-    for item in (trunk, *trials):
-        tiny_search.finished(item, run(tiny_search.job(item)))
-    assert tiny_search.left() == []
-    first, second = tiny_search.records.records
-    assert first["validation_after_switch"] == second["validation_after_switch"]
-    assert first["trainable_params"] == second["trainable_params"] <= 120_000
-    assert "test_accuracy" not in first
-    assert len(search.table(tiny_search.records.records).splitlines()) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arm",
-    ["two cuts", "basis trained to epoch 5", "batch statistics, precondition 1, whitened again every 3 epochs, taylor"],
-)
-def test_a_network_that_changes_twice_can_be_stopped(tiny_search: Any, arm: str) -> None:
-    import planner_search as search
-    from peers.one_run import run
-
-    whole = search.Trial(arm, 0)
-    tiny_search.finished(whole.trunk, run(tiny_search.job(whole.trunk)))
-    job = tiny_search.job(whole)
-    expected = run(dataclasses.replace(job, folder=job.folder.with_name("whole")))
-    stops = 0
-    while (found := run(dataclasses.replace(job, deadline=time.time() + 0.01 + 0.3 * stops))) is None:
-        stops += 1
-    assert stops >= 1
-    ignored = {"switch_seconds"}
-    assert {k: v for k, v in found.items() if k not in ignored} == {
-        k: v for k, v in expected.items() if k not in ignored
-    }
-    assert 110_000 < found["trainable_params"] <= 120_000
-
-
-@pytest.mark.slow
-def test_every_arm_of_the_search_trains(tiny_search: Any) -> None:
-    import planner_search as search
-    from peers.one_run import run
-
-    for item in tiny_search.left():
-        tiny_search.finished(item, run(tiny_search.job(item)))
-    assert [record["arm"] for record in tiny_search.records.records] == list(search.ARMS)
-
-
-def test_the_search_compares_arms_with_a_narrower_network() -> None:
-    import planner_search as search
-
-    def trial(arm: str, seed: int, accuracy: float) -> dict[str, Any]:
-        sizes = {"trainable_params": 1_094_154, "validation_after_switch": 50.0}
-        return {"arm": arm, "seed": seed, "validation_accuracy": accuracy, **sizes}
-
-    narrow = [trial("narrow", 0, 90.0), trial("narrow", 1, 90.4)]
-    lines = search.table([*narrow, trial("taylor", 0, 90.5), trial("taylor", 1, 90.8)]).splitlines()
-    assert lines[2] == "| narrow | 2 | 1,094,154 | 50.00 | 90.20 |  |"
-    assert lines[3].startswith("| taylor | 2 | 1,094,154 | 50.00 | 90.65 | +0.45 (-0.19 to +1.09) |")
-    assert len(lines) == 4

@@ -1,0 +1,136 @@
+"""The arms of the search for a planner: what each changes in the settings of the first, or a switch of its own.
+
+Epochs at which a network switches are those of a run of 20; a longer run scales them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from peers.late_changes import BasisTrainedFirst, Rewhitened, SizedByWeights, TwoCuts
+
+NARROW_FLOPS = 326_830_592  # per sample, of the narrower network with as many parameters
+UNSWITCHED = {"switch_at": "never"}
+NARROW = {"model": "peers.networks:narrow"}
+WHITENED = {"precondition": 1.0}
+AS_TRAINED = {**WHITENED, "analysis_mode": "batch"}  # batch norm in the look as in training: running statistics lag
+SIZED = {**AS_TRAINED, "switch": SizedByWeights}
+ARMS: dict[str, dict[str, Any]] = {
+    "plain directions": {},
+    "parent": UNSWITCHED,
+    "parent, decay 5e-4": {**UNSWITCHED, "weight_decay": 5e-4},
+    "narrow": NARROW,
+    "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
+    "paper's ranks": {"params": None, "pcn": "wide_resnet20-pcn1"},
+    "taylor": {"worth": "taylor"},
+    "divergence": {"worth": "divergence"},
+    "two-sided": {"two_sided": True},
+    "two-sided, taylor": {"two_sided": True, "worth": "taylor"},
+    "two-sided, half and half": {"params": None, "rank": "0.5", "output_rank": 0.5, "exclude": ("conv1", "fc")},
+    "precondition 1/4": {"precondition": 0.25},
+    "precondition 1/2": {"precondition": 0.5},
+    "precondition 1/2, taylor": {"precondition": 0.5, "worth": "taylor"},
+    "precondition 3/4": {"precondition": 0.75},
+    "precondition 3/4, taylor": {"precondition": 0.75, "worth": "taylor"},
+    "precondition 1": WHITENED,
+    "precondition 1, taylor": {**WHITENED, "worth": "taylor"},
+    "precondition 1, divergence": {**WHITENED, "worth": "divergence"},
+    "batch statistics, taylor": {"analysis_mode": "batch", "worth": "taylor"},
+    "batch statistics, precondition 1": AS_TRAINED,
+    "batch statistics, precondition 1, taylor": {**AS_TRAINED, "worth": "taylor"},
+    "batch statistics, precondition 1, divergence": {**AS_TRAINED, "worth": "divergence"},
+    "batch statistics, precondition 1, paper's ranks": {**AS_TRAINED, "params": None, "pcn": "wide_resnet20-pcn1"},
+    "batch statistics, precondition 1, switch after 4, taylor": {**AS_TRAINED, "worth": "taylor", "switch_at": "4"},
+    "batch statistics, precondition 1, switch after 8, taylor": {**AS_TRAINED, "worth": "taylor", "switch_at": "8"},
+    "batch statistics, precondition 1, switch after 12, taylor": {  # two epochs after the rate's first drop
+        **AS_TRAINED,
+        "worth": "taylor",
+        "switch_at": "12",
+    },
+    "batch statistics, precondition 1, whitened again every 3 epochs, taylor": {
+        **AS_TRAINED,
+        "worth": "taylor",
+        "switch": partial(Rewhitened, every=3),
+    },
+    "batch statistics, precondition 1, dropped part kept, taylor": {
+        **AS_TRAINED,
+        "worth": "taylor",
+        "keep_dropped": True,
+    },
+    "batch statistics, precondition 1, balanced basis, taylor": {**AS_TRAINED, "basis": "balanced", "worth": "taylor"},
+    "batch statistics, precondition 1, decay 5e-4, taylor": {**AS_TRAINED, "worth": "taylor", "weight_decay": 5e-4},
+    "sized by weights, taylor": {**SIZED, "worth": "taylor"},  # these with batch statistics and precondition 1
+    "sized by weights, paper's ranks": {**SIZED, "params": None, "pcn": "wide_resnet20-pcn1"},
+    "sized by weights, narrow's operations, taylor": {**SIZED, "worth": "taylor", "flops": NARROW_FLOPS},
+    "precondition 1, paper's ranks": {**WHITENED, "params": None, "pcn": "wide_resnet20-pcn1"},
+    "precondition 1, response basis": {**WHITENED, "basis": "response"},
+    "precondition 1, balanced basis": {**WHITENED, "basis": "balanced"},
+    "precondition 1, balanced basis, taylor": {**WHITENED, "basis": "balanced", "worth": "taylor"},
+    "precondition 1, random basis": {**WHITENED, "basis": "random"},
+    "precondition 1, two-sided, taylor": {**WHITENED, "two_sided": True, "worth": "taylor"},
+    "precondition 1, fades over 1 epoch": {**WHITENED, "fade_epochs": 1.0},
+    "precondition 1, decay 5e-4": {**WHITENED, "weight_decay": 5e-4},
+    "precondition 1, switch after 4": {**WHITENED, "switch_at": "4"},
+    "precondition 1, fresh optimizer, taylor": {**WHITENED, "worth": "taylor", "carry_state": False},
+    "precondition 1, decay 5e-4, taylor": {**WHITENED, "worth": "taylor", "weight_decay": 5e-4},
+    "precondition 1, switch after 1, taylor": {**WHITENED, "worth": "taylor", "switch_at": "1"},
+    "precondition 1, switch after 4, taylor": {**WHITENED, "worth": "taylor", "switch_at": "4"},
+    "precondition 1, dropped part kept, frozen, taylor": {**WHITENED, "worth": "taylor", "keep_dropped": True},
+    "precondition 1, narrow's operations, taylor": {**WHITENED, "worth": "taylor", "flops": NARROW_FLOPS},
+    "precondition 1, drops channels": {**WHITENED, "drop_channels": True},
+    "fades over 1 epoch": {"fade_epochs": 1.0},
+    "fades over 3 epochs": {"fade_epochs": 3.0},
+    "response basis": {"basis": "response"},
+    "response basis, taylor": {"basis": "response", "worth": "taylor"},
+    "random basis": {"basis": "random"},
+    "dropped part kept, frozen": {"keep_dropped": True},
+    "fresh optimizer": {"carry_state": False},
+    "fresh optimizer, no decay": {"carry_state": False, "weight_decay": 0.0},  # a carried one keeps its decay
+    "precondition 1/2, no decay": {"precondition": 0.5, "carry_state": False, "weight_decay": 0.0},
+    "batch norm recalibrated": {"recalibrate": True},
+    "basis trained": {"train_basis": True},
+    "two cuts": {"carry_state": False, "switch": partial(TwoCuts, first=0.5, again_at=5)},  # beside fresh optimizer
+    "basis trained to epoch 5": {"carry_state": False, "switch": partial(BasisTrainedFirst, again_at=5)},
+    "precondition 1, basis trained to epoch 5, taylor": {
+        **WHITENED,
+        "worth": "taylor",
+        "carry_state": False,
+        "switch": partial(BasisTrainedFirst, again_at=5),
+    },
+    "decay 5e-4": {"weight_decay": 5e-4},
+    "switch after 1": {"switch_at": "1"},
+    "switch after 4": {"switch_at": "4"},
+    "switch after 8": {"switch_at": "8"},
+}
+PROMISING = (  # to be tried first
+    "narrow",
+    "batch statistics, precondition 1, taylor",
+    "batch statistics, precondition 1, switch after 12, taylor",
+    "batch statistics, precondition 1, whitened again every 3 epochs, taylor",
+    "batch statistics, precondition 1, switch after 4, taylor",
+    "batch statistics, precondition 1, switch after 8, taylor",
+    "sized by weights, taylor",
+    "batch statistics, precondition 1",
+    "sized by weights, paper's ranks",
+    "sized by weights, narrow's operations, taylor",
+    "precondition 1, taylor",
+    "batch statistics, taylor",
+    "batch statistics, precondition 1, dropped part kept, taylor",
+    "batch statistics, precondition 1, balanced basis, taylor",
+    "batch statistics, precondition 1, divergence",
+    "batch statistics, precondition 1, decay 5e-4, taylor",
+    "narrow, decay 5e-4",  # beside the one above
+    "precondition 1, narrow's operations, taylor",
+    "precondition 1, two-sided, taylor",
+    "precondition 1, basis trained to epoch 5, taylor",
+)
+FINALISTS = (  # to be confirmed over more epochs
+    "parent",
+    "narrow",
+    "batch statistics, precondition 1, taylor",
+    "batch statistics, precondition 1, switch after 12, taylor",
+    "batch statistics, precondition 1, switch after 4, taylor",
+    "sized by weights, taylor",
+)
+GROUPS = {"promising": PROMISING, "finalists": FINALISTS}

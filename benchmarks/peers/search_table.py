@@ -1,0 +1,71 @@
+"""What came of the search for a planner, as a table: each arm beside a plain narrower network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from peers.arms import ARMS
+from peers.intervals import paired_difference
+from peers.report import by_seed, markdown, mean
+from records import Record
+
+NOTHING = "No trial of the search is recorded yet."
+HEAD = (
+    "arm",
+    "epochs",
+    "runs",
+    "trainable",
+    "operations of training",
+    "after the switch (%)",
+    "validation (%)",
+    "minus narrow (95%)",
+)
+ACCURACY = "validation_accuracy"
+
+
+def table(records: Sequence[Record]) -> str:
+    """A row for each arm and length: validation accuracy, and the paired difference from a plain narrower network.
+
+    The operations of training are those of the parent's epochs and of the ones after the switch, over the narrower
+    network's.
+    """
+    if not records:
+        return NOTHING
+    rows = []
+    for epochs in sorted({record["epochs"] for record in records}):
+        by_arm = {arm: [r for r in records if (r["arm"], r["epochs"]) == (arm, epochs)] for arm in ARMS}
+        rows += [_row(runs, by_arm) for runs in by_arm.values() if runs]
+    return markdown(HEAD, rows)
+
+
+def _row(runs: list[Record], by_arm: dict[str, list[Record]]) -> list[str]:
+    narrow = by_arm["narrow"]
+    beside = None if runs is narrow or not narrow else by_seed(narrow, ACCURACY)
+    difference = None if beside is None else paired_difference(by_seed(runs, ACCURACY), beside)
+    return [
+        runs[0]["arm"],
+        str(runs[0]["epochs"]),
+        str(len(runs)),
+        f"{mean(runs, 'trainable_params'):,.0f}",
+        _operations(runs, by_arm),
+        _after_switch(runs),
+        f"{mean(runs, ACCURACY):.2f}",
+        "" if difference is None else str(difference),
+    ]
+
+
+def _operations(runs: list[Record], by_arm: dict[str, list[Record]]) -> str:
+    """Those of the whole training over the narrower network's; blank where a part of that is not recorded."""
+    first = runs[0]
+    parent, narrow, own = (mean(each, "flops_per_sample") for each in (by_arm["parent"], by_arm["narrow"], runs))
+    if narrow is None or own is None:
+        return ""
+    before = (first["switch_epoch"] or 0) / first["epochs"]
+    if before and parent is None:
+        return ""
+    return f"{(before * (parent or 0.0) + (1 - before) * own) / narrow:.2f}"
+
+
+def _after_switch(runs: list[Record]) -> str:
+    name = "validation_after_switch"
+    return f"{mean(runs, name):.2f}" if all(r[name] is not None for r in runs) else ""

@@ -1,0 +1,173 @@
+"""The search for a planner: arms that can be set up, trials that fork from one parent, and the table of them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pcn.costs.count import flops_per_sample
+from pcn.training.requests import build_model
+
+
+def test_every_arm_of_the_search_can_be_set_up(tmp_path: Path) -> None:
+    import planner_search as search
+    from pcn.models import wide_resnet20
+    from pcn.training.requests import requested
+
+    assert next(iter(search.ARMS)) == "plain directions"
+    names = [name for name, _ in wide_resnet20(width=4).named_modules()]
+    for trial in [search.Trial(arm, 3, epochs) for arm in search.ARMS for epochs in (20, 60)]:
+        settings = search.settings(trial, tmp_path)
+        assert settings.seed == 3
+        if trial.parent is None:
+            assert settings.switch_at == "never"
+            assert settings.model_options == {} or settings.model_options["target"] == search.TARGET
+            continue
+        assert int(settings.switch_at) == trial.switch_epoch < settings.epochs
+        assert search.settings(trial.parent, tmp_path).weight_decay in (settings.weight_decay, 1e-4)
+        asked = requested(settings)
+        getattr(asked, "config", asked).check_names(names)
+
+
+def test_a_plan_with_the_narrower_networks_operations_has_no_more_than_that_has() -> None:
+    import planner_search as search
+    from peers.arms import NARROW_FLOPS
+
+    narrow = build_model(search.settings(search.Trial("narrow", 0), Path("none")))
+    assert flops_per_sample(narrow, torch.ones(1, 3, 32, 32)) == NARROW_FLOPS
+
+
+def test_a_longer_trial_switches_as_much_later() -> None:
+    import planner_search as search
+
+    arms = ("taylor", "switch after 4", "narrow", "parent", "decay 5e-4", "fresh optimizer, no decay")
+    short, long = ([search.Trial(arm, 0, epochs) for arm in arms] for epochs in (20, 60))
+    assert [trial.switch_epoch for trial in short] == [2, 4, None, None, 2, 2]
+    assert [trial.switch_epoch for trial in long] == [5, 12, None, None, 5, 5]
+    parents = ["parent", "parent", None, None, "parent, decay 5e-4", "parent"]
+    assert [trial.parent and trial.parent.arm for trial in long] == parents
+
+
+def test_promising_arms_are_asked_for_as_a_group() -> None:
+    import planner_search as search
+    from peers.arms import GROUPS, PROMISING
+
+    asked = search.arguments().parse_args(["--arms", "taylor", "promising", "plain directions", "narrow"]).arms
+    first, *rest = search.named(asked)
+    assert (first, rest[:-1], rest[-1]) == ("taylor", list(PROMISING), "plain directions")
+    assert {arm for group in GROUPS.values() for arm in group} <= set(search.ARMS)
+
+
+@pytest.fixture
+def tiny_search(tiny_parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The search on a tiny network, with all arms on one seed."""
+    import planner_search as search
+    from records import Records
+
+    for name, value in {"PARENT": "tiny", "TARGET": 120_000}.items():
+        monkeypatch.setattr(search, name, value)
+    work = {"data": tmp_path, "work": tmp_path / "work", "eager": True, "epochs": 20}
+    options = argparse.Namespace(arms=list(search.ARMS), seeds=[0], together=1, time_limit=math.inf, **work)
+    return search.Search(Records(tmp_path / "search.json"), options)
+
+
+def test_trials_of_the_search_fork_from_one_parent(tiny_search: Any) -> None:
+    import planner_search as search
+    from peers.one_run import run
+
+    tiny_search.options.epochs = 5
+    tiny_search.options.arms = arms = ["plain directions", "fresh optimizer", "switch after 8"]
+    parent, *trials = tiny_search.left()
+    assert (parent, trials) == (search.Trial("parent", 0, 5), [search.Trial(arm, 0, 5) for arm in arms])
+    assert list(tiny_search.trunks(parent)) == [1, 2]
+    assert not any(map(tiny_search.ready, trials))
+    for trial in (parent, *trials):
+        tiny_search.finished(trial, run(tiny_search.job(trial)))
+    assert tiny_search.left() == []
+    whole, first, second, late = tiny_search.records.records
+    assert (whole["arm"], whole["switch_epoch"], late["switch_epoch"]) == ("parent", None, 2)
+    assert first["validation_after_switch"] == second["validation_after_switch"]
+    assert first["trainable_params"] == second["trainable_params"] <= 120_000
+    assert "test_accuracy" not in first
+    assert len(search.table(tiny_search.records.records).splitlines()) == 6
+
+
+def test_a_parent_that_is_known_is_trained_again_as_far_as_others_fork(tiny_search: Any) -> None:
+    import planner_search as search
+
+    tiny_search.options.arms = ["plain directions", "switch after 8"]
+    parent = search.Trial("parent", 0)
+    tiny_search.records.add({"arm": "parent", "seed": 0, "epochs": 20})
+    assert tiny_search.left()[0] == parent
+    assert tiny_search.job(parent).settings.epochs == 8
+    tiny_search.records.add({"arm": "switch after 8", "seed": 0, "epochs": 20})
+    assert tiny_search.job(parent).settings.epochs == 1
+    (trunk,) = tiny_search.trunks(parent).values()
+    trunk.parent.mkdir(parents=True)
+    trunk.touch()
+    assert tiny_search.left() == [search.Trial("plain directions", 0)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arm",
+    ["two cuts", "basis trained to epoch 5", "batch statistics, precondition 1, whitened again every 3 epochs, taylor"],
+)
+def test_a_network_that_changes_twice_can_be_stopped(tiny_search: Any, arm: str) -> None:
+    import planner_search as search
+    from peers.one_run import run
+
+    tiny_search.options.epochs, tiny_search.options.arms = 13, [arm]
+    whole = search.Trial(arm, 0, 13)
+    tiny_search.finished(whole.parent, run(tiny_search.job(whole.parent)))
+    job = tiny_search.job(whole)
+    expected = run(dataclasses.replace(job, folder=job.folder.with_name("whole")))
+    stops = 0
+    while (found := run(dataclasses.replace(job, deadline=time.time() + 0.01 + 0.3 * stops))) is None:
+        stops += 1
+    assert stops >= 1
+    ignored = {"switch_seconds"}
+    assert {k: v for k, v in found.items() if k not in ignored} == {
+        k: v for k, v in expected.items() if k not in ignored
+    }
+    assert 110_000 < found["trainable_params"] <= 120_000
+
+
+@pytest.mark.slow
+def test_every_arm_of_the_search_trains(tiny_search: Any) -> None:
+    import planner_search as search
+    from peers.one_run import run
+
+    tiny_search.options.epochs = 13
+    for trial in tiny_search.left():
+        tiny_search.finished(trial, run(tiny_search.job(trial)))
+    assert {record["arm"] for record in tiny_search.records.records} == set(search.ARMS)
+
+
+def test_the_search_compares_arms_with_a_narrower_network_over_as_many_epochs() -> None:
+    import planner_search as search
+
+    def trial(arm: str, seed: int, accuracy: float, flops: float, epochs: int = 20) -> dict[str, Any]:
+        sizes = {"trainable_params": 1_094_154, "validation_after_switch": 50.0, "flops_per_sample": flops}
+        switch = search.Trial(arm, seed, epochs).switch_epoch
+        known = {"arm": arm, "seed": seed, "epochs": epochs, "switch_epoch": switch}
+        return {**known, "validation_accuracy": accuracy, **sizes}
+
+    narrow = [trial("narrow", 0, 90.0, 100.0), trial("narrow", 1, 90.4, 100.0), trial("narrow", 0, 92.0, 100.0, 60)]
+    taylor = [trial("taylor", 0, 90.5, 200.0), trial("taylor", 1, 90.8, 200.0), trial("taylor", 0, 92.5, 200.0, 60)]
+    head, _, *lines = search.table([*narrow, trial("parent", 0, 91.0, 400.0), *taylor]).splitlines()
+    assert head.startswith("| arm | epochs |")
+    assert lines == [
+        "| parent | 20 | 1 | 1,094,154 | 4.00 | 50.00 | 91.00 | +1.00 (one pair) |",
+        "| narrow | 20 | 2 | 1,094,154 | 1.00 | 50.00 | 90.20 |  |",
+        "| taylor | 20 | 2 | 1,094,154 | 2.20 | 50.00 | 90.65 | +0.45 (-0.19 to +1.09) |",
+        "| narrow | 60 | 1 | 1,094,154 | 1.00 | 50.00 | 92.00 |  |",
+        "| taylor | 60 | 1 | 1,094,154 |  | 50.00 | 92.50 | +0.50 (one pair) |",
+    ]
