@@ -114,7 +114,6 @@ def trained(model: nn.Module, optimizer: Optimizer, settings: Settings, how: How
     if cuda:
         model.to(memory_format=torch.channels_last)
     inputs, labels = images(how, how.batch, compute_dtype(torch.device(how.device))), torch.arange(how.batch) % 1000
-    watch = Stopwatch(torch.device(how.device))
     if cuda:
         fuse_layers_(model, inputs, Ranks(None))
     step = Step(
@@ -127,7 +126,7 @@ def trained(model: nn.Module, optimizer: Optimizer, settings: Settings, how: How
         label_smoothing=settings.label_smoothing,
     )
     step(step.inputs, step.labels)
-    setup_s, _ = watch.lap()
+    watch = Stopwatch(torch.device(how.device))
     steps, spent_s, energy_j = 0, 0.0, 0.0 if cuda else None
     while spent_s < how.measured_s:
         for _ in range(5):
@@ -141,7 +140,6 @@ def trained(model: nn.Module, optimizer: Optimizer, settings: Settings, how: How
         "step_ms": 1000 * spent_s / steps,
         "energy_j_per_image": None if energy_j is None else energy_j / (steps * how.batch),
         "steps_timed": steps,
-        "set_up_s": setup_s,
         "peak_memory_bytes": peak_memory(step) if cuda else None,
         "trainable_params": count(model).trainable,
         "total_params": count(model).total,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "imagenet.json"
-HEAD = ["network", "trainable", "batch", "images per s", "J per image", "peak GiB", "set-up (s)", "conversion (s)"]
+HEAD = ["network", "trainable", "batch", "images per s", "J per image", "peak GiB", "conversion (s)"]
 
 
 def table(results: Path = RESULTS) -> str:
@@ -36,7 +36,6 @@ def row(name: str, reports: dict[str, Any]) -> list[str]:
         f"{report['images_per_s']:,.0f}",
         "" if energy_j is None else f"{energy_j:.3f}",
         "" if peak is None else f"{peak / 2**30:.1f}",
-        f"{report['set_up_s']:.0f}",
         "" if conversion is None else f"{conversion['total_s']:.1f} ({conversion['samples']:,} images)",
     ]
 
