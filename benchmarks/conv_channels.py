@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pcn.saving.whole_files import write_whole
+from pcn.whole_files import write_whole
 from step_time_kernels import time_s
 
 RESULT = Path(__file__).parent / "results" / "conv_channels.json"

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import pcn
+from pcn.collectives import Ranks
 from pcn.costs.count import count
-from pcn.distributed.collectives import Ranks
 from pcn.training.data import Again
 from pcn.training.fusing import fuse_layers_
 from pcn.training.meter import Stopwatch

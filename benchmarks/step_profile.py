@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from pcn.saving.whole_files import write_whole
+from pcn.whole_files import write_whole
 from step_time_jobs import Job, Result, Setting, set_up, with_forms, work
 from step_time_networks import NETWORKS
 from watched import watched

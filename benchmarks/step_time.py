@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from pcn.fusion import FORMS
-from pcn.saving.whole_files import write_whole
 from pcn.training.step import compute_dtype
+from pcn.whole_files import write_whole
 from step_time_jobs import (
     WAYS,
     Job,

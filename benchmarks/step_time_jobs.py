@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -180,10 +181,12 @@ def measure_job(connection: Any, setting: Setting, job: Job, bandwidth: float) -
     job = with_forms(setting, job, turn)
     release()
     turn.together()
+    began = time.monotonic()
     # What cuDNN chooses while others run must not count: it remembers its choices apart for this setting.
     torch.backends.cudnn.deterministic = True
     step = set_up(setting, job, captured=False)
     release()
+    compiled_s = time.monotonic() - began
     turn.alone()
     torch.backends.cudnn.deterministic = False
     if setting.cuda:
@@ -191,7 +194,7 @@ def measure_job(connection: Any, setting: Setting, job: Job, bandwidth: float) -
         step._warm_up()
         torch.cuda.reset_peak_memory_stats()  # what cuDNN tried while it chose is no part of a step
         step.graph = step._record()
-    found = {"way": job.way, "forms": dict(job.forms)} | timed(setting, step)
+    found = {"way": job.way, "forms": dict(job.forms), "compiled_s": compiled_s} | timed(setting, step)
     if job.role == "pcn":
         with autocast(step.inputs.device):
             moved = step_bytes(step.model, step.inputs, step.inputs.itemsize)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from watched import Report, context, end
+from watched import Report, begin, context, end
 
 
 class Turn:
@@ -79,7 +79,7 @@ def in_turns(
 
 def _start(work: Callable[..., None], label: str, arguments: tuple[Any, ...]) -> _Worker:
     ours, theirs = context().Pipe()
-    process = context().Process(target=work, args=(theirs, *arguments))
+    process = context().Process(target=begin, args=(work, theirs, *arguments))
     process.start()
     theirs.close()
     return _Worker(label, process, ours, time.monotonic())

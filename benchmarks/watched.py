@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -10,12 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Report = dict[str, Any]
+SAYING_S = 0.5  # for a process to say where it is
 
 
 def watched(label: str, limit_s: float, work: Callable[..., None], *arguments: Any) -> Iterator[Report]:
     """Yield what ``work(sender, *arguments)`` sends from a process that ends with the time limit; then what failed."""
     receiver, sender = context().Pipe(duplex=False)
-    process = context().Process(target=work, args=(sender, *arguments))
+    process = context().Process(target=begin, args=(work, sender, *arguments))
     process.start()
     sender.close()
     deadline = time.monotonic() + limit_s
@@ -38,9 +40,20 @@ def context() -> Any:
     return found
 
 
+def begin(work: Callable[..., None], *arguments: Any) -> None:
+    """Do the work in a process that says, when it is asked by a signal, where it is."""
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    work(*arguments)
+
+
 def end(process: Any) -> None:
-    """Stop a process and those that it has started, where it has made itself the leader of a group."""
+    """Stop a process and those that it has started, where it has made itself the leader of a group.
+
+    One that still runs says where it hangs first.
+    """
     if process.is_alive():
+        os.kill(process.pid, signal.SIGUSR1)
+        process.join(SAYING_S)
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:  # it has not got as far as being a group of its own

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import pcn
-from pcn.saving.whole_files import write_whole
+from pcn.whole_files import write_whole
 
 RESULTS = Path(__file__).parent / "results"
 Record = dict[str, Any]

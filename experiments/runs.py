@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from jobs import run_all
-from pcn.saving.whole_files import write_whole
 from pcn.training import RunFolder, Settings, Trainer, load_data, world
 from pcn.training.state import take
 from pcn.training.step import compute_dtype
+from pcn.whole_files import write_whole
 from records import Record, Records, commit
 
 

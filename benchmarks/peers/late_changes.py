@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pcn.budget import Budget
 from pcn.nn import PCModule
+from pcn.planner.budget import Budget
 from pcn.plans.plan import Plan
 from pcn.rewriting.fold import fold_
 from pcn.switching import Switch

@@ -20,11 +20,11 @@ import torch
 
 from pcn.costs.count import flops_per_sample
 from pcn.errors import ConfigError
-from pcn.saving.whole_files import write_whole
 from pcn.training import RunFolder, Settings, Trainer, load_data, world
 from pcn.training.meter import plus
 from pcn.training.state import take
 from pcn.training.step import compute_dtype
+from pcn.whole_files import write_whole
 from peers.trainer import MakeSwitch, PeerTrainer, Unread
 
 Record = dict[str, Any]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pcn.costs.count import count
 from pcn.errors import ConfigError
-from pcn.running.skeleton import sync_sizes_
+from pcn.plans.skeleton import sync_sizes_
 from peers.switches import Batches, PeerSwitch
 
 HALVINGS = 10  # of the share: a thousandth

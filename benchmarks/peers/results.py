@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pcn.saving.whole_files import write_whole
+from pcn.whole_files import write_whole
 from peers import RESULTS
 from peers.order import Run, grid_runs
 from peers.parents import PARENTS, Point

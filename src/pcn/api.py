@@ -1,6 +1,5 @@
 """The public names: what stands here can be had from ``pcn`` itself."""
 
-from pcn.budget import Budget
 from pcn.compress import compress_
 from pcn.config import L1Threshold, LayerRule, PCNConfig
 from pcn.errors import (
@@ -15,6 +14,7 @@ from pcn.errors import (
 from pcn.fusion import choose_forms, fuse_, unfuse_
 from pcn.graph import ChannelGraph, trace
 from pcn.planner import Divergence, Measured, Response, Taylor
+from pcn.planner.budget import Budget
 from pcn.planner.measuring import measure_costs
 from pcn.planner.within import fit_budget
 from pcn.plans.layer_plan import LayerPlan

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
-from pcn.budget import Budget, Limit, as_budget
 from pcn.config import PCNConfig
+from pcn.planner.budget import Budget, Limit, as_budget
 from pcn.planner.reachable import check_reachable
 from pcn.planner.within import measure_first
 from pcn.plans.making import make_plan
 from pcn.plans.plan import Plan, check_untransformed
-from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers
 from pcn.running.example import Batches, Forward, first_of, opened, repeatable
+from pcn.running.optimizers import Optimizers, as_optimizers
 from pcn.running.untouched import Mode
 from pcn.statistics import analyze
 

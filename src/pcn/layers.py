@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from pcn.errors import ConfigError
@@ -41,6 +42,10 @@ TYPE_OF: dict[type[nn.Module], LayerType] = {nn.Linear: LINEAR, **CONVOLUTIONS}
 
 # These read the weights of their children instead of calling them (the encoder layer on its fast path in eval mode).
 READS_CHILDREN_DIRECTLY = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+class Transformed(nn.Module):
+    """A layer that has been transformed: it is left alone from then on."""
 
 
 def layer_type(module: nn.Module) -> LayerType | None:
@@ -80,8 +85,6 @@ def out_width(module: nn.Module) -> int:
 
 def transformable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str | None]]:
     """Yield every module with parameters of its own as (name, module, why it is left alone or None)."""
-    from pcn.nn import PCModule
-
     owners = _parameter_owners(model)
     direct = _read_directly(model)
     for name, module in model.named_modules():
@@ -89,7 +92,7 @@ def transformable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str
         if parametrize.is_parametrized(module):
             yield name, module, "its weight is parametrised"
         elif own or layer_type(module) is not None:
-            if isinstance(module, PCModule):
+            if isinstance(module, Transformed):
                 reason: str | None = "it is a principal component layer already"
             elif (kind := layer_type(module)) is None:
                 reason = _not_a_layer(module)
@@ -180,9 +183,16 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
             model = model._orig_mod
-        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        elif isinstance(model, DistributedDataParallel | nn.DataParallel):
             model = model.module
         elif isinstance(model, nn.Module):
             return model
         else:
             raise ConfigError(f"the model is of type {type(model).__name__}: give a torch.nn.Module")
+
+
+def wrapper_of(model: nn.Module) -> DistributedDataParallel | None:
+    """The DistributedDataParallel around a model, perhaps itself inside ``torch.compile``, or None."""
+    while isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+        model = model._orig_mod
+    return model if isinstance(model, DistributedDataParallel) else None

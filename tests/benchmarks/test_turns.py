@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -45,6 +47,25 @@ def measured(connection: Connection, folder: Path, name: str, ends: str) -> None
         while not all((folder / f"{other}{part}").exists() for other in "ad") and time.monotonic() < deadline:
             time.sleep(0.01)
         connection.send({"met": all((folder / f"{other}{part}").exists() for other in "ad")})
+
+
+def hanging(connection: Connection) -> None:
+    os.setsid()
+    connection.send({"began": True})
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    "reports",
+    ["watched.watched('one', 3.0, hanging)", "turns.in_turns(hanging, [('one', ())], 3.0, time.monotonic() + 9.0)"],
+)
+def test_a_process_that_is_stopped_says_where_it_was(reports: str) -> None:
+    code = f"import time, turns, watched\nfrom test_turns import hanging\nprint(list({reports}))"
+    folders = os.pathsep.join([str(BENCHMARKS), str(Path(__file__).parent)])
+    environment = {**os.environ, "PYTHONPATH": folders}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "stopped after 3 s" in done.stdout
+    assert "in hanging" in done.stderr
 
 
 def test_nobody_is_disturbed_and_whoever_fails_costs_no_other(tmp_path: Path) -> None:

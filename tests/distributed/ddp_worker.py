@@ -29,8 +29,7 @@ from distributed.network import (
 )
 from distributed.worker import everyones, near, raised, run_checks, same_everywhere
 from pcn.distributed import state_hash
-from pcn.distributed.ddp import wrapper_of
-from pcn.layers import unwrap
+from pcn.layers import unwrap, wrapper_of
 from pcn.nn import PCModule
 from small import record
 

@@ -15,8 +15,8 @@ from pcn import LayerRule, PCNConfig
 from pcn.errors import ConfigError, PlanError, TraceError
 from pcn.graph import check_couplings, trace
 from pcn.plans.plan import Cut
+from pcn.plans.skeleton import skeleton
 from pcn.running.example import Example
-from pcn.running.skeleton import skeleton
 
 IMAGES = (4, 3, 6, 6)
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from pcn.errors import ConfigError, PlanError
+from pcn.maths.transform import Projected
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, PCModule, empty_like, from_layer
-from pcn.rewriting.transform import Projected
 
 LAYERS = {
     "linear": lambda **options: PCLinear(8, 6, 3, **options),

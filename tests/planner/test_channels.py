@@ -18,11 +18,11 @@ from torch import Tensor, nn
 import pcn
 from pcn.config import ORDERS
 from pcn.costs.count import count, flops_per_sample
-from pcn.costs.prospect import prospect
 from pcn.planner.channels import Answer, cheapest, with_channels
 from pcn.planner.items import Items
 from pcn.planner.question import Question
 from pcn.planner.reading import Reading
+from pcn.plans.prospect import prospect
 from pcn.report.toml import same_run
 from pcn.training import Settings
 from pcn.training.requests import requested

@@ -14,7 +14,7 @@ from torch import nn
 
 import pcn
 from pcn.costs.usage import MIB, MS
-from pcn.limits import read_limit
+from pcn.planner.limits import read_limit
 from pcn.planner.units import UNITS
 from pcn.training import Settings
 from pcn.training.requests import requested

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pcn
+from pcn.costs.kept import Kept
 from pcn.costs.usage import Usage
-from pcn.planner.kept import Kept
 from pcn.planner.measured import LayerUsage, Measured
 from small import ConvNet, Mlp, Residual, record
 

@@ -13,12 +13,12 @@ import torch
 
 import pcn
 from pcn.cli import main
-from pcn.report import of, of_run, render, spectra, write_report
+from pcn.report import of, of_run, render, write_report
 from pcn.report.history import before_and_after, growth_before_and_after, history_of
-from pcn.report.spectra import spectra_of
 from pcn.report.toml import same_run
-from pcn.training import Settings
+from pcn.training import Settings, spectra
 from pcn.training.requests import parse_rank, rank_text, requested
+from pcn.training.spectra import spectra_of
 from report.networks import varied
 
 TRAIN = shlex.split(

@@ -13,8 +13,8 @@ import pytest
 from torch import nn
 
 import pcn
-from pcn.report import of, spectra, write_report
-from pcn.training import Settings
+from pcn.report import of, write_report
+from pcn.training import Settings, spectra
 from pcn.training.requests import pcn_config
 from report.browser import Browser, find_chromium
 from report.networks import HOSTILE, hostile, varied

@@ -11,7 +11,7 @@ from torch.optim import SGD, AdamW, Muon, Optimizer
 
 import pcn
 from pcn.planner.optimizer_state import kind_of
-from pcn.rewriting.optimizer_checks import as_optimizers
+from pcn.running.optimizers import as_optimizers
 from small import Mlp, record, vectors
 
 SMALL = pcn.PCNConfig(rank=4, skip_larger=False)

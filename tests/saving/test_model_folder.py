@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import pcn
 from pcn import FileError, LayerRule, PCNConfig, PCNError, PlanError
 from pcn.saving.model_folder import PLAN_FILE, WEIGHTS_FILE, load_plan
-from pcn.saving.whole_files import put_in_place
+from pcn.whole_files import put_in_place
 from small import ConvNet, Mlp, all_tensors, conv_net, images, record, vectors
 
 SOURCES = Path(pcn.__file__).parent

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 import pcn
+from pcn.maths.transform import input_transform
 from pcn.nn import PCModule
 from pcn.rewriting.bases import find_bases
-from pcn.rewriting.transform import input_transform
 from switching.loop import CONFIG, convolutional, dense, images, step, vectors
 
 

@@ -13,8 +13,7 @@ import torch
 
 import pcn
 from pcn.cli import main
-from pcn.report import spectra
-from pcn.training import Data, Settings, Trainer, load_data, meter
+from pcn.training import Data, Settings, Trainer, load_data, meter, spectra
 
 TRAIN = shlex.split(
     "train --model small_network:build --data digits --optimizer adam --learning-rate 0.003 --batch 64 --epochs 3"

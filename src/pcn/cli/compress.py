@@ -15,7 +15,7 @@ from pcn.cli.plan import document, show_prospect
 from pcn.cli.screen import Screen
 from pcn.cli.settings_flags import NETWORK
 from pcn.cli.subject import read_subject
-from pcn.costs.prospect import prospect
+from pcn.plans.prospect import prospect
 from pcn.running.example import Example
 from pcn.running.untouched import untouched
 from pcn.saving.model_folder import load_plan, save

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from pcn.budget import Budget
 from pcn.cli.batches import add_batches, read_batches, warn_of_noise
 from pcn.cli.command import WrongUsageError, wrong_usage
 from pcn.cli.screen import Screen
@@ -20,6 +19,7 @@ from pcn.cli.subject import Subject, add_subject
 from pcn.cli.wording import advising_flags, check_plain
 from pcn.errors import FileError, suggest
 from pcn.layers import unwrap
+from pcn.planner.budget import Budget
 from pcn.planner.measured import Measured
 from pcn.planner.within import measure_first, plan_within
 from pcn.plans.making import make_plan

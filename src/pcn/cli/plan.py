@@ -7,19 +7,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pcn.budget import Budget
 from pcn.cli.batches import read_batches
 from pcn.cli.command import Command, WrongUsageError
 from pcn.cli.looking import add_look, add_network, look, plan_for
 from pcn.cli.screen import Screen
 from pcn.cli.subject import Subject, read_subject
-from pcn.costs.prospect import Prospect, prospect
 from pcn.errors import FileError
+from pcn.planner.budget import Budget
 from pcn.plans.making import make_plan
 from pcn.plans.plan import Plan
+from pcn.plans.prospect import Prospect, prospect
 from pcn.running.example import Example
-from pcn.saving.whole_files import write_whole
 from pcn.training.requests import requested
+from pcn.whole_files import write_whole
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pcn.distributed.collectives import Ranks
+from pcn.collectives import Ranks
 from pcn.errors import PlanError
 from pcn.layers import unwrap
-from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers
+from pcn.running.optimizers import Optimizers, as_optimizers
 
 
 def state_hash(model: nn.Module, optimizer: Optimizers = None) -> str:

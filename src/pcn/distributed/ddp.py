@@ -6,24 +6,16 @@ import inspect
 import warnings
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pcn.distributed.collectives import Ranks
+from pcn.collectives import Ranks
 from pcn.errors import PlanError
 from pcn.nn import PCModule
 
 # What the user or a running loop has set on the wrapper; its own constructor would reset it.
 KEPT = {*nn.Module().__dict__, "_join_config", "_ddp_sink_clone", "require_backward_grad_sync"}
-
-
-def wrapper_of(model: nn.Module) -> DistributedDataParallel | None:
-    """The DistributedDataParallel around a model, perhaps itself inside ``torch.compile``, or None."""
-    while isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
-        model = model._orig_mod
-    return model if isinstance(model, DistributedDataParallel) else None
 
 
 def check_rewrappable(ddp: DistributedDataParallel) -> None:

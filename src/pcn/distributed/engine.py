@@ -9,18 +9,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pcn.collectives import Ranks
 from pcn.distributed.agreement import check_agreement, check_parameters_agree, differing, digests
-from pcn.distributed.collectives import Ranks
-from pcn.distributed.ddp import check_rewrappable, ignore_bases_, rewrap_, sync_buffers_, wrapper_of
+from pcn.distributed.ddp import check_rewrappable, ignore_bases_, rewrap_, sync_buffers_
 from pcn.distributed.plans import Made, agree_on_plan, apply_together_
-from pcn.distributed.refusals import check_whole
 from pcn.errors import ConfigError
-from pcn.layers import unwrap
+from pcn.layers import unwrap, wrapper_of
 from pcn.plans.plan import Plan
 from pcn.rewriting.bases import Bases
-from pcn.rewriting.optimizer_checks import Optimizers
 from pcn.rewriting.surgery import reshape_, try_plan
 from pcn.running.example import Example
+from pcn.running.optimizers import Optimizers
+from pcn.running.refusals import check_whole
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

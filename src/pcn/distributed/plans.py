@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pcn.distributed.collectives import Ranks
+from pcn.collectives import Ranks
 from pcn.plans.plan import Plan
 from pcn.rewriting.bases import Bases, Basis
 from pcn.rewriting.surgery import apply_plan_

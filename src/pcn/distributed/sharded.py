@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from pcn.errors import PlanError
 from pcn.rewriting.groups import held_by
-from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers
+from pcn.running.optimizers import Optimizers, as_optimizers
 
 Named = dict[str, nn.Parameter]
 

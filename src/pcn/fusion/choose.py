@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pcn.costs.kept import Kept
 from pcn.costs.timing import step_ns
 from pcn.errors import ConfigError
 from pcn.fusion.find import find_chains
@@ -18,7 +19,6 @@ from pcn.fusion.fuse import attach_, layers_with_forms, unfuse_
 from pcn.fusion.layers import FORMS, Form, forms_of
 from pcn.layers import unwrap
 from pcn.nn import PCModule
-from pcn.planner.kept import Kept
 from pcn.running.example import Example, device_of
 from pcn.running.untouched import untouched
 

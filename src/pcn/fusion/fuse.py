@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import nn
 
-from pcn.distributed.refusals import check_whole
 from pcn.errors import ConfigError, suggest
 from pcn.fusion.chain import Chain
 from pcn.fusion.find import find_chains
@@ -26,6 +25,7 @@ from pcn.fusion.stems import STEMS, HandingConv2d
 from pcn.layers import unwrap
 from pcn.nn import PCModule
 from pcn.running.example import Example, device_of
+from pcn.running.refusals import check_whole
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from torch.nn import functional as F
 
 from pcn.fusion.handed import Handed
 from pcn.fusion.pending import Pending
-from pcn.fusion.switch import fuses, switched_on
+from pcn.fusion.switch import fuses
 from pcn.kernels import narrow_conv, pointwise_conv
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, PCModule
 from pcn.nn.eights import cut, filled, in_eights
 from pcn.nn.functional import compute_dtype, convolve, convolve_padded, pointwise, project
+from pcn.running.stock import switched_on
 
 if TYPE_CHECKING:
     from pcn.fusion.norms import FusedNorm

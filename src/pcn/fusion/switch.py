@@ -1,37 +1,21 @@
-"""Whether fused modules run fused: where there are kernels, and not while a model is exported as stock operators."""
+"""Whether a batch norm runs fused: where there are kernels, unless stock code is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 
 from pcn.kernels.dispatch import uses_kernel
+from pcn.running.stock import switched_on
 
-_state = {"on": True, "everywhere": False}
-
-
-def switched_on() -> bool:
-    """Whether fused modules run their own code."""
-    # torch.compile of torch 2.11 takes torch.compiler.is_exporting() for True; the flag behind it means export alone.
-    return _state["on"] and not torch.compiler._is_exporting_flag
+_state = {"everywhere": False}
 
 
 def fuses(x: Tensor) -> bool:
     """Whether a batch norm of this tensor runs in one pass with what follows."""
     return switched_on() and (_state["everywhere"] or uses_kernel(x))
-
-
-@contextmanager
-def plain() -> Iterator[None]:
-    """Run fused models by their stock code inside: for hooks that want tensors, or to compare."""
-    before, _state["on"] = _state["on"], False
-    try:
-        yield
-    finally:
-        _state["on"] = before
 
 
 @contextmanager

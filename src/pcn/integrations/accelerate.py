@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from pcn.errors import ConfigError, FileError, PCNError
 from pcn.integrations.callback_switch import plan_in
 from pcn.layers import unwrap
-from pcn.rewriting.optimizer_checks import as_optimizers
+from pcn.running.optimizers import as_optimizers
 from pcn.switching import Switch
 
 try:

@@ -10,8 +10,8 @@ from torch import nn
 
 from pcn.errors import ConfigError, PlanError, suggest
 from pcn.plans.plan import Plan, get_plan
-from pcn.rewriting.optimizer_checks import Optimizers
 from pcn.running.example import Batches
+from pcn.running.optimizers import Optimizers
 from pcn.switching import Switch
 from pcn.switching.rules import as_switch_rule
 

@@ -18,7 +18,7 @@ from pcn.nn import PCModule
 from pcn.plans.plan import Plan
 from pcn.running.example import Batches
 from pcn.saving.model_folder import PLAN_FILE
-from pcn.saving.whole_files import write_whole
+from pcn.whole_files import write_whole
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments

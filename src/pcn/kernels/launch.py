@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from pcn.saving.whole_files import write_whole
+from pcn.whole_files import write_whole
 
 PACKAGED = Path(__file__).with_name("launches.json")  # found on devices that were at hand
 REPEATS = 10  # of every candidate, after one that compiles

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from pcn.errors import ConfigError, PlanError
-from pcn.rewriting.transform import Projected
+from pcn.layers import Transformed
+from pcn.maths.transform import Projected
 
 
-class PCModule(nn.Module):
+class PCModule(Transformed):
     """Base of the layers that compute W~ Uᵀ(x - mu) + b~: only ``weight`` and ``bias`` are trained.
 
     ``basis`` (m, r) and ``mean`` (m,) are buffers, or parameters with ``train_basis``. ``offset_weight`` is the frozen

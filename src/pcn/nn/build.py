@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from pcn.errors import ConfigError
 from pcn.layers import canonical_weight, groups_of, in_width, layer_type, layout_of, out_width
+from pcn.maths.transform import dropped_part, reader_transform
 from pcn.nn.base import PCModule
 from pcn.nn.conv import PCConv1d, PCConv2d, PCConv3d
 from pcn.nn.linear import PCLinear
-from pcn.rewriting.transform import dropped_part, reader_transform
 
 LAYERS: dict[str, type[PCModule]] = {
     "linear": PCLinear,

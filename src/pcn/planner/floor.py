@@ -13,7 +13,7 @@ from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.table import shorten
 
 if TYPE_CHECKING:
-    from pcn.budget import Budget
+    from pcn.planner.budget import Budget
 
 # The planner starts from ranks that fit with all channels, and looks at what channels could go for.
 KEPT = (

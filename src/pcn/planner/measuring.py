@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pcn.costs.kept import Kept
 from pcn.costs.timing import model_step_ns
 from pcn.costs.usage import Usage
 from pcn.errors import ConfigError
 from pcn.layers import transformable_layers, unwrap
-from pcn.planner.kept import Kept
 from pcn.planner.measured import LayerUsage, Measured
 from pcn.planner.trials import Trials, tensors_of
 from pcn.plans.plan import check_untransformed
@@ -21,7 +21,7 @@ from pcn.running.failures import saying_which
 from pcn.running.untouched import untouched
 
 if TYPE_CHECKING:
-    from pcn.budget import Budget
+    from pcn.planner.budget import Budget
 
 ONE_BATCH = "give one batch, and forward=lambda model, batch: ... where the model is called otherwise"
 

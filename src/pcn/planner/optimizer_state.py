@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import optim
 from torch.optim import Optimizer
 
-from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers
+from pcn.running.optimizers import Optimizers, as_optimizers
 
 STATE = {"sgd": 0, "momentum": 1, "adam": 2}  # numbers beside each trained one, of the same kind
 ADAMS = (optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam)

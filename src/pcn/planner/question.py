@@ -28,7 +28,7 @@ from pcn.running.example import Batches, opened
 from pcn.statistics import Statistics
 
 if TYPE_CHECKING:
-    from pcn.budget import Budget
+    from pcn.planner.budget import Budget
 
 Known = Mapping[str, tuple[Tensor, Tensor | None]]  # layer -> what its directions are worth, and shares of its outputs
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from torch import nn
 
-from pcn.budget import Budget
 from pcn.errors import ConfigError, TraceError
 from pcn.graph import ChannelGraph, trace
 from pcn.layers import canonical_weight, unwrap
 from pcn.planner.allocation import Room
+from pcn.planner.budget import Budget
 from pcn.planner.floor import Steps, lowest
 from pcn.planner.measured import Measured
 from pcn.planner.prices import NOTHING, Prices, added, taken_off

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from pcn.config import PCNConfig
+from pcn.costs.kept import Kept, Read, key_of
 from pcn.costs.timing import step_ns
 from pcn.costs.usage import Usage
 from pcn.errors import ConfigError
 from pcn.layers import canonical_weight, groups_of, in_width, layout_of, out_width
 from pcn.nn.build import empty_like
-from pcn.planner.kept import Kept, Read, key_of
 from pcn.planner.measured import Form, LayerUsage
 from pcn.planner.optimizer_state import numbers_kept
 
 if TYPE_CHECKING:
-    from pcn.budget import Budget
+    from pcn.planner.budget import Budget
 
 
 def tensors_of(module: nn.Module, state: int) -> Usage:
@@ -47,7 +47,7 @@ class Trials:
 
     @classmethod
     def of(cls, budget: Budget | None, times: bool) -> Trials:
-        from pcn.budget import Budget
+        from pcn.planner.budget import Budget
 
         budget = Budget(params=1.0) if budget is None else budget
         if not isinstance(budget, Budget):

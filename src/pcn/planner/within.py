@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from pcn.budget import Budget
 from pcn.config import LayerRule, PCNConfig
 from pcn.errors import ConfigError, TraceError
 from pcn.graph import ChannelGraph, trace
 from pcn.layers import unwrap
 from pcn.planner.allocation import Served
+from pcn.planner.budget import Budget
 from pcn.planner.channels import Answer, with_channels
 from pcn.planner.explained import with_next_step, with_outputs
 from pcn.planner.measured import Measured
@@ -20,10 +20,10 @@ from pcn.planner.measuring import measure_costs
 from pcn.planner.question import Question
 from pcn.planner.reachable import check_reachable, traced
 from pcn.plans.cutting import without_classes
+from pcn.plans.fit import check_statistics
 from pcn.plans.layer_plan import NO_RANK
 from pcn.plans.making import UNCALLED, make_plan
 from pcn.plans.plan import Plan
-from pcn.rewriting.fit import check_statistics
 from pcn.running.example import Batches, Example, Forward, device_of
 from pcn.statistics import Statistics
 

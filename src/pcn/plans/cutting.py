@@ -13,8 +13,8 @@ from pcn.graph import ChannelGraph, check_couplings
 from pcn.layers import LAYER_TYPES
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Cut, Plan, Slices
+from pcn.plans.skeleton import skeleton
 from pcn.running.example import Example
-from pcn.running.skeleton import skeleton
 
 
 def without_classes(plan: Plan, graph: ChannelGraph, dropped: Tensor, reasons: Mapping[str, str]) -> Plan:

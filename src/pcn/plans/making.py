@@ -14,16 +14,16 @@ from pcn.errors import ConfigError, TraceError
 from pcn.graph import ChannelGraph, trace
 from pcn.layers import transformable_layers, unwrap
 from pcn.plans.dropping import plan_outputs
+from pcn.plans.fit import check_statistics
 from pcn.plans.keep import Request
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan, check_untransformed
 from pcn.plans.ranks import rank_layers
-from pcn.rewriting.fit import check_statistics
 from pcn.running.example import Batches, Example, device_of
 from pcn.statistics import Statistics
 
 if TYPE_CHECKING:
-    from pcn.budget import Budget
+    from pcn.planner.budget import Budget
     from pcn.planner.measured import Measured
 
 UNCALLED = "how the model is called is unknown; give example= to trace it"
@@ -56,7 +56,7 @@ def make_plan(
     if graph is not None and not isinstance(graph, ChannelGraph):
         raise ConfigError(f"graph is of type {type(graph).__name__}: give what pcn.trace(model, example) returns")
     if not isinstance(config, PCNConfig):
-        from pcn.budget import Budget
+        from pcn.planner.budget import Budget
         from pcn.planner.within import plan_within
 
         if not isinstance(config, Budget):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from pcn.graph import ChannelGraph
-    from pcn.rewriting.optimizer_checks import Optimizers
+    from pcn.running.optimizers import Optimizers
     from pcn.statistics import Statistics
 
 
@@ -100,11 +100,11 @@ class Plan:
         Muon starts afresh, or that a trainable parameter which is replaced is in none of them, is warned of, or refused
         when ``strict``.
         """
-        from pcn.distributed.refusals import check_changeable
         from pcn.layers import unwrap
+        from pcn.plans.fit import check_fits, check_statistics
         from pcn.rewriting.bases import find_bases
-        from pcn.rewriting.fit import check_fits, check_statistics
         from pcn.rewriting.surgery import apply_plan_
+        from pcn.running.refusals import check_changeable
 
         check_changeable(model, optimizer)
         check_fits(self, unwrap(model))

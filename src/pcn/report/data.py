@@ -12,8 +12,8 @@ from pcn.rank_rules import ExplainedVariance, Rank, Threshold
 from pcn.report import headline
 from pcn.report.history import history_of
 from pcn.report.layers import layer_rows
-from pcn.report.spectra import Spectra, spectra_of
 from pcn.statistics import Statistics
+from pcn.training.spectra import Spectra, spectra_of
 
 Report = dict[str, Any]
 NOTHING: Spectra = {"layers": {}, "left_alone": {}, "activations": {}, "epoch": None}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pcn.errors import FileError
-from pcn.saving.whole_files import write_whole
+from pcn.whole_files import write_whole
 
 SCRIPTS = ("planner", "formats", "charts", "elements", "overview", "layers", "slider", "page")
 

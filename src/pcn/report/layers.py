@@ -7,7 +7,7 @@ from typing import Any
 from pcn.config import PCNConfig
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
-from pcn.report.spectra import Spectra
+from pcn.training.spectra import Spectra
 
 READ_DIRECTLY = "uses its weight without calling it"  # how a plan says so
 UNSEEN = "its input was not measured"

@@ -9,9 +9,9 @@ from typing import Any
 
 from pcn.errors import ConfigError, FileError
 from pcn.plans.plan import Plan
-from pcn.report.spectra import FORMAT, VERSION, Spectra
 from pcn.training.run_folder import METRICS, PLAN, RESULT, SETTINGS, SPECTRA, parse_metrics
 from pcn.training.settings import Settings
+from pcn.training.spectra import FORMAT, VERSION, Spectra
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from pcn.layers import LAYER_TYPES, canonical_weight, layout_of
+from pcn.maths.products import select_inputs
+from pcn.maths.transform import Projected, dropped_part, reader_transform, with_output_basis
 from pcn.nn import PCModule, empty_like
+from pcn.plans.fit import check_fits, tensors_of
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 from pcn.rewriting.bases import Bases, Basis, kept_inputs
-from pcn.rewriting.fit import check_fits, tensors_of
-from pcn.rewriting.products import select_inputs
 from pcn.rewriting.replaced import Replaced, carry_cut, carry_projected
-from pcn.rewriting.transform import Projected, dropped_part, reader_transform, with_output_basis
 
 Swap = tuple[nn.Module, nn.Module]  # the old layer and the new one
 

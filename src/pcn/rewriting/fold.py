@@ -9,16 +9,17 @@ import torch
 from torch import nn
 from torch.optim import SGD, Muon
 
-from pcn.distributed.refusals import check_changeable
 from pcn.errors import PlanError
 from pcn.layers import LAYER_TYPES, unwrap
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import get_plan
 from pcn.rewriting.folding import folding
 from pcn.rewriting.optimizer import follow_
-from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers, check_holds, check_optimizers
+from pcn.rewriting.optimizer_checks import check_holds, check_optimizers
 from pcn.rewriting.replaced import hand_over_
 from pcn.rewriting.surgery import commit_
+from pcn.running.optimizers import Optimizers, as_optimizers
+from pcn.running.refusals import check_changeable
 
 CARRIED = (SGD, Muon)  # mean squares of gradients in directions that were not trained are unknown, not zero
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from pcn.errors import ConfigError, PlanError
 from pcn.fusion import unfuse_
 from pcn.layers import unwrap
+from pcn.maths.transform import dense_form, factored_form
 from pcn.nn import PCModule, inherit_
 from pcn.nn.build import uninitialised
 from pcn.plans.plan import set_plan_
-from pcn.rewriting.transform import dense_form, factored_form
 
 Form = Literal["factored", "dense"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pcn.maths.moments import project_first_moment, project_second_moment, unproject_first_moment
+from pcn.maths.products import project_outputs
 from pcn.nn import PCModule
-from pcn.rewriting.moments import project_first_moment, project_second_moment, unproject_first_moment
-from pcn.rewriting.products import project_outputs
 
 GRADIENT = "grad"
 FIRST_MOMENTS = ("momentum_buffer", "exp_avg")

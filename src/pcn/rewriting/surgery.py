@@ -10,18 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pcn.distributed.refusals import check_changeable
 from pcn.errors import ConfigError, PlanError
+from pcn.fusion import unfuse_
 from pcn.layers import unwrap
 from pcn.plans.plan import Plan, get_plan, set_plan_
+from pcn.plans.skeleton import sync_sizes_
 from pcn.rewriting.bases import Bases
 from pcn.rewriting.early_state import loaded_early
 from pcn.rewriting.edit import Edit, Swap, reshaping, transforming
 from pcn.rewriting.optimizer import follow_
-from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers, check_holds, check_optimizers
+from pcn.rewriting.optimizer_checks import check_holds, check_optimizers
 from pcn.rewriting.replaced import hand_over_
 from pcn.running.example import Example
-from pcn.running.skeleton import sync_sizes_
+from pcn.running.optimizers import Optimizers, as_optimizers
+from pcn.running.refusals import check_changeable
 from pcn.running.untouched import untouched
 
 
@@ -154,8 +156,6 @@ def reshape_(
 
 def commit_(model: nn.Module, edit: Edit, plan: Plan | None) -> Callable[[], None]:
     """Put new layers and tensors in, wherever the old ones are held; return how to undo it all."""
-    from pcn.fusion import unfuse_
-
     unfuse_(model)  # what was fused speaks of layers that go
     with ExitStack() as undo:
         _swap_layers_(model, edit.swaps, undo)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pcn.errors import ConfigError
+from pcn.running.stock import plain
 
 Mode = Literal["eval", "batch", "train"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -29,8 +30,6 @@ def untouched(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
     on that hooks could not read, so that their stock code runs. For a few batches of another size, cuDNN's search for
     the fastest kernels would take longer than they do.
     """
-    from pcn.fusion.switch import plain
-
     with ExitStack() as stack:
         stack.enter_context(same_modes(model))
         stack.enter_context(_same_buffers(model))

@@ -25,7 +25,7 @@ from pcn.rewriting.fold import fold_
 from pcn.rewriting.plain import Form, to_plain
 from pcn.running.example import Example
 from pcn.saving.weights import tensors_to_save
-from pcn.saving.whole_files import write_whole, written_whole
+from pcn.whole_files import write_whole, written_whole
 
 TOLERANCE = 1e-4  # of the largest output: what single precision in another order of sums may differ by
 SINGLE_FILE = 2**30  # bytes; ONNX files end at twice that

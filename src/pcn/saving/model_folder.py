@@ -19,7 +19,7 @@ from pcn.plans.plan import Plan, get_plan
 from pcn.rewriting.edit import Edit
 from pcn.rewriting.surgery import commit_, reshape_
 from pcn.saving.weights import State, read_tensors, tensors_to_save
-from pcn.saving.whole_files import flush, put_in_place
+from pcn.whole_files import flush, put_in_place
 
 PLAN_FILE = "plan.json"
 WEIGHTS_FILE = "model.safetensors"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pcn.distributed.collectives import Ranks
+from pcn.collectives import Ranks
 from pcn.errors import ConfigError, StatisticsError
 from pcn.layers import unwrap
 from pcn.running.example import Forward, checked_batches

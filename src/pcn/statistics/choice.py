@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from pcn.collectives import Ranks
 from pcn.config import matches
-from pcn.distributed.collectives import Ranks
 from pcn.errors import ConfigError, StatisticsError, suggest
 from pcn.layers import transformable_layers
 from pcn.rank_rules import is_number

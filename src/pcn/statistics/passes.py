@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from pcn.distributed.collectives import Ranks
-from pcn.distributed.statistics import add_up_, share_test_vectors_
+from pcn.collectives import Ranks
 from pcn.errors import ConfigError, StatisticsError
 from pcn.running.example import Example, Forward, device_of
 from pcn.running.failures import saying_which
 from pcn.running.gradients import Loss, Reads
 from pcn.statistics.collect import Collector
+from pcn.statistics.over_processes import add_up_, share_test_vectors_
 from pcn.statistics.sketch import Sketch
 
 

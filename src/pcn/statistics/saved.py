@@ -17,12 +17,12 @@ from torch import Tensor
 from pcn.errors import FileError
 from pcn.running.example import Example
 from pcn.running.untouched import checked_mode
-from pcn.saving.whole_files import write_whole
 from pcn.statistics.forms import SketchOptions
 from pcn.statistics.moments import Covariance, Moments
 from pcn.statistics.samples import Samples
 from pcn.statistics.sketch import Sketch
 from pcn.statistics.statistics import LayerShape, Statistics
+from pcn.whole_files import write_whole
 
 FORMAT, VERSION = "pcn-statistics", 1
 FORMS: dict[str, tuple[str, ...]] = {  # the tensors of every form of moments

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from pcn.distributed.collectives import Ranks
+from pcn.collectives import Ranks
 from pcn.errors import StatisticsError
 from pcn.layers import unwrap
 from pcn.running.example import Example, Forward, checked_batches, device_of

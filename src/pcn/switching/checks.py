@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from pcn.errors import ConfigError, PlanError, suggest
+from pcn.plans.fit import check_fits
 from pcn.plans.plan import Plan
-from pcn.rewriting.fit import check_fits
 from pcn.running.untouched import checked_mode
 from pcn.statistics import analyze
 from pcn.statistics.choice import check_numbers

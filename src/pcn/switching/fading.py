@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from pcn.errors import ConfigError
 from pcn.layers import canonical_weight, unwrap
+from pcn.maths.products import response
+from pcn.maths.transform import dropped_part
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 from pcn.rewriting.bases import Bases, Basis
 from pcn.rewriting.edit import rewritten
-from pcn.rewriting.products import response
 from pcn.rewriting.surgery import averaged
-from pcn.rewriting.transform import dropped_part
 
 HALF_STEPS = 16  # in which weights of half precision fade
 

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pcn.budget import Budget, as_budget
 from pcn.config import PCNConfig
 from pcn.distributed.engine import Engine
 from pcn.errors import ConfigError, PlanError
 from pcn.layers import transformable_layers, unwrap
 from pcn.planner import Measured
+from pcn.planner.budget import Budget, as_budget
 from pcn.planner.reachable import check_reachable
+from pcn.plans.fit import check_statistics
 from pcn.plans.making import make_plan
 from pcn.plans.plan import Plan, check_untransformed, get_plan
 from pcn.rewriting.bases import Bases, find_bases
-from pcn.rewriting.fit import check_statistics
-from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers, check_could_follow
+from pcn.rewriting.optimizer_checks import check_could_follow
 from pcn.rewriting.surgery import averaged
 from pcn.running.example import Batches, Example, Forward, device_of, opened, repeatable
+from pcn.running.optimizers import Optimizers, as_optimizers
 from pcn.statistics import Statistics, analyze
 from pcn.switching.batch_norm import recalibrate_
 from pcn.switching.checks import check_analysis, check_leads_on, check_same, check_state, checked_count

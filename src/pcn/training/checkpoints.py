@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pcn.errors import CheckpointError
-from pcn.saving.whole_files import write_whole
+from pcn.whole_files import write_whole
 
 KEPT = 2  # the newest, and the one before it in case the newest is damaged later
 

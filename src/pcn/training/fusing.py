@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pcn.distributed.collectives import Ranks
+from pcn.collectives import Ranks
 from pcn.errors import ConfigError, TraceError
 from pcn.fusion import fastest_forms, fuse_
 from pcn.fusion.switch import fuses

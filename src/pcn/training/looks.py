@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pcn.budget import Budget
 from pcn.config import PCNConfig
 from pcn.errors import PCNError
 from pcn.planner import Measured
+from pcn.planner.budget import Budget
 from pcn.planner.reachable import check_reachable
 from pcn.planner.within import measure_first
-from pcn.report.spectra import spectra_of
 from pcn.running.example import Example
 from pcn.statistics import Statistics, analyze
 from pcn.switching.dimensions import dimension_rule, effective_dimensions
 from pcn.training.requests import analysis_options, rank_text, requested
+from pcn.training.spectra import spectra_of
 from pcn.training.step import autocast
 
 if TYPE_CHECKING:

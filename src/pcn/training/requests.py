@@ -11,10 +11,10 @@ from typing import Any, cast
 from torch import nn
 
 from pcn import models
-from pcn.budget import Budget, as_budget
 from pcn.config import BasisKind, LayerRule, Order, PCNConfig
 from pcn.errors import ConfigError
 from pcn.planner import Divergence, Response, Taylor, Worth, prediction_divergence
+from pcn.planner.budget import Budget, as_budget
 from pcn.rank_rules import ExplainedVariance, Rank, Threshold
 from pcn.training.named_models import build_named
 from pcn.training.settings import LIMITS, Settings

@@ -16,9 +16,9 @@ from pcn.planner.measured import Measured
 from pcn.plans.plan import Plan, get_plan
 from pcn.saving.model_folder import WEIGHTS_FILE, save
 from pcn.saving.weights import tensors_to_save
-from pcn.saving.whole_files import write_whole
 from pcn.training.checkpoints import Checkpoints
 from pcn.training.settings import Settings
+from pcn.whole_files import write_whole
 
 SETTINGS, PLAN, METRICS, RESULT, LOCK = "settings.json", "plan.json", "metrics.jsonl", "result.json", ".lock"
 SPECTRA, COSTS, REPORT = "spectra.json", "costs.json", "report.html"

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from pcn.errors import ConfigError
-from pcn.limits import number_or_text, read_limit
+from pcn.planner.limits import number_or_text, read_limit
 from pcn.planner.units import UNITS
 
 

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from pcn.budget import Budget
 from pcn.config import BASES, ORDERS
 from pcn.errors import ConfigError, suggest
+from pcn.planner.budget import Budget
 from pcn.planner.units import UNITS
 from pcn.running.untouched import MODES
 from pcn.training.setting_types import checked, option

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pcn.distributed.collectives import Ranks
+from pcn.collectives import Ranks
 from pcn.errors import ConfigError
 from pcn.training.data import Share
 

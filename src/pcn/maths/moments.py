@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pcn.rewriting.products import cast, exact, expand, grouped, outer, project, select_inputs, unproject
+from pcn.maths.products import cast, exact, expand, grouped, outer, project, select_inputs, unproject
 
 RTOL = 1e-6  # a direction of a basis that is this much shorter than another holds nothing but rounding
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from pcn.distributed.ddp import wrapper_of
 from pcn.errors import PlanError
-from pcn.layers import unwrap
-from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers
+from pcn.layers import unwrap, wrapper_of
+from pcn.running.optimizers import Optimizers, as_optimizers
 
 
 def check_changeable(model: nn.Module, optimizer: Optimizers = None) -> None:

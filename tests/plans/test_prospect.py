@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import pcn
 from pcn.costs.count import count, flops_per_sample
-from pcn.costs.prospect import prospect
 from pcn.fusion import Form, fuse_
+from pcn.plans.prospect import prospect
 from pcn.running.example import Example
 from small import Branching, conv_net, images, record, vectors
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 from pcn.config import PCNConfig
 from pcn.errors import ConfigError
-from pcn.limits import read_limit
+from pcn.planner.limits import read_limit
 from pcn.planner.optimizer_state import STATE, kind_of
 from pcn.planner.response import Response
 from pcn.planner.units import MEASURED, UNITS
 from pcn.planner.values import Worth
-from pcn.rewriting.optimizer_checks import Optimizers, as_optimizers
+from pcn.running.optimizers import Optimizers, as_optimizers
 
 Limit = int | float | str | None
 

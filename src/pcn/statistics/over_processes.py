@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pcn.distributed.collectives import Ranks
+from pcn.collectives import Ranks
 from pcn.statistics import forms
 from pcn.statistics.collect import Collector
 from pcn.statistics.forms import SketchOptions

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pcn.config import Order
 from pcn.errors import PlanError
-from pcn.rewriting.products import (
+from pcn.maths.products import (
     cast,
     exact,
     expand,

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from explicit_form import CONVOLVE, Case, cases, channels_first, channels_last, convolve_valid, distance, explicit, pad
 from pcn.errors import PlanError
-from pcn.rewriting.moments import project_first_moment, project_second_moment
-from pcn.rewriting.products import select_inputs
-from pcn.rewriting.transform import (
+from pcn.maths.moments import project_first_moment, project_second_moment
+from pcn.maths.products import select_inputs
+from pcn.maths.transform import (
     Projected,
     dense_form,
     dropped_part,

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map_only
 from pcn.costs.count import count, flops_per_sample
 from pcn.layers import unwrap
 from pcn.plans.plan import Plan
+from pcn.plans.skeleton import skeleton
 from pcn.running.example import Example, device_of
-from pcn.running.skeleton import skeleton
 
 META = torch.device("meta")
 

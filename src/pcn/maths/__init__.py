@@ -1,0 +1,1 @@
+"""The paper's equations as pure functions on tensors."""

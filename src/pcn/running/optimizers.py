@@ -1,0 +1,34 @@
+"""The optimizers that are given: none, one, or all that train a model together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.optim import Optimizer
+
+from pcn.errors import ConfigError
+
+Optimizers = Optimizer | Sequence[Optimizer] | None
+
+
+def as_optimizers(given: Optimizers) -> tuple[Optimizer, ...]:
+    """The optimizers that are given: none, one, or all that train a model together.
+
+    >>> from torch import nn, optim
+    >>> as_optimizers(None), len(as_optimizers(optim.SGD(nn.Linear(2, 2).parameters())))
+    ((), 1)
+    """
+    if given is None:
+        return ()
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    optimizers = tuple(given) if isinstance(given, Sequence) else (given,)
+    if not optimizers:
+        raise ConfigError("the list of optimizers is empty: give those that train this model, or None")
+    for optimizer in optimizers:
+        if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
+            said = optimizer.__name__ if isinstance(optimizer, type) else f"of type {type(optimizer).__name__}"
+            raise ConfigError(
+                f"{'an optimizer in the list' if several else 'the optimizer'} is {said}: give the one that trains "
+                "this model, such as torch.optim.SGD(...), a list of them where there are several, or None"
+            )
+    return optimizers
