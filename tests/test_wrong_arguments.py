@@ -126,6 +126,19 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pcn.make_plan(Mlp(), None, pcn.PCNConfig(rank=2), graph=X),
         "graph is of type Tensor: give what pcn.trace",
     ),
+    "a model for its graph": (
+        lambda: pcn.make_plan(Mlp(), None, pcn.PCNConfig(rank=2)).suggest_widths(Mlp()),
+        "graph is of type Mlp: give what pcn.trace",
+    ),
+    "no graph": (
+        lambda: pcn.make_plan(Mlp(), None, pcn.PCNConfig(rank=2)).narrowed(None, {}),
+        "graph is of type NoneType: give what pcn.trace",
+    ),
+    "a number for what was measured": (
+        lambda: pcn.make_plan(Mlp(), pcn.analyze(Mlp(), [X]), pcn.Budget(step_ms=0.5), measured=3),
+        "measured=3: give what pcn.measure_costs",
+    ),
+    "a number for a plan's text": (lambda: pcn.Plan.from_json(3), "the plan is of type int: give the text"),
     "a number for a budget": (
         lambda: pcn.fit_budget(Mlp(), pcn.analyze(Mlp(), [X]), 0.5),
         r"budget=0.5: give a Budget, such as Budget\(params=0.25\)",

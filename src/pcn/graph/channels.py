@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pcn.errors import ConfigError
 from pcn.graph.atoms import Atoms
 from pcn.graph.trace import capture
 from pcn.graph.walk import Passed, Walk
@@ -32,6 +33,12 @@ class ChannelGraph:
     positions: dict[str, tuple[int, int]] = field(default_factory=dict)
     norm_after: dict[str, str] = field(default_factory=dict)  # layer -> the batch norm that alone reads its output
     directly_read: dict[str, str] = field(default_factory=dict)  # layer -> who uses its weight without calling it
+
+
+def check_graph(graph: object) -> None:
+    """Raise for what is no graph."""
+    if not isinstance(graph, ChannelGraph):
+        raise ConfigError(f"graph is of type {type(graph).__name__}: give what pcn.trace(model, example) returns")
 
 
 def trace(model: nn.Module, example: Any) -> ChannelGraph:

@@ -65,6 +65,8 @@ class Question:
         frozen = {name for name in whole.layers if not canonical_weight(model.get_submodule(name)).requires_grad}
         free = [p for p in whole.transformed if p.name not in frozen and not config.mentions(p.name)]
         if measured is not None:
+            if not isinstance(measured, Measured):
+                raise ConfigError(f"measured={measured!r}: give what pcn.measure_costs(model, batch, budget) returns")
             state = None if budget.memory_mib is None else numbers_kept(budget.optimizer)
             measured.check_for(whole, [p.name for p in free], times=budget.step_ms is not None, state=state)
         # What rules drop is counted as if it stayed: whether it may go depends on the ranks that are to be chosen.

@@ -40,6 +40,8 @@ def _without_defaults(layer: LayerPlan) -> dict[str, Any]:
 
 def loads(text: str) -> Plan:
     """Read a plan, or raise :class:`FileError` that says what is wrong with it."""
+    if not isinstance(text, str | bytes | bytearray):
+        raise FileError(f"the plan is of type {type(text).__name__}: give the text that Plan.to_json wrote")
     try:
         data = json.loads(text, object_pairs_hook=_no_key_twice)
     except (ValueError, RecursionError) as error:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from pcn.config import PCNConfig
 from pcn.errors import ConfigError, TraceError
-from pcn.graph import ChannelGraph, trace
+from pcn.graph import ChannelGraph, check_graph, trace
 from pcn.layers import transformable_layers, unwrap
 from pcn.plans.dropping import plan_outputs
 from pcn.plans.fit import check_statistics
@@ -53,8 +53,8 @@ def make_plan(
     check_untransformed(model)
     if stats is not None:
         check_statistics(stats, model)
-    if graph is not None and not isinstance(graph, ChannelGraph):
-        raise ConfigError(f"graph is of type {type(graph).__name__}: give what pcn.trace(model, example) returns")
+    if graph is not None:
+        check_graph(graph)
     if not isinstance(config, PCNConfig):
         from pcn.planner.budget import Budget
         from pcn.planner.within import plan_within

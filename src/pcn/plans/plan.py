@@ -10,7 +10,9 @@ from torch import nn
 
 from pcn.costs.usage import Expected
 from pcn.errors import PlanError, suggest
+from pcn.layers import unwrap
 from pcn.plans.layer_plan import NO_RANK, LayerPlan
+from pcn.running.refusals import check_changeable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,11 +102,9 @@ class Plan:
         Muon starts afresh, or that a trainable parameter which is replaced is in none of them, is warned of, or refused
         when ``strict``.
         """
-        from pcn.layers import unwrap
         from pcn.plans.fit import check_fits, check_statistics
         from pcn.rewriting.bases import find_bases
         from pcn.rewriting.surgery import apply_plan_
-        from pcn.running.refusals import check_changeable
 
         check_changeable(model, optimizer)
         check_fits(self, unwrap(model))
@@ -164,8 +164,6 @@ class Plan:
 
 def get_plan(model: nn.Module) -> Plan | None:
     """Return the plan that was applied to a model, or None."""
-    from pcn.layers import unwrap
-
     plan: Any = getattr(unwrap(model), "_pcn_plan", None)
     return plan if isinstance(plan, Plan) else None
 

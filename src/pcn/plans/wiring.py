@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pcn.graph import ChannelGraph
+from pcn.graph import ChannelGraph, check_graph
 from pcn.layers import LAYER_TYPES
 from pcn.plans.plan import Plan
 
@@ -46,6 +46,7 @@ class Wiring:
 
 def wiring_of(plan: Plan, graph: ChannelGraph) -> Wiring:
     """Which channel classes every layer of a plan puts out and reads."""
+    check_graph(graph)
     outputs, inputs = {}, {}
     for name, layer in plan.layers.items():
         classes = graph.tensors.get(f"{name}.weight")
