@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import multiprocessing
+import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import partial
 from typing import Any, TypeVar
 
 Job = TypeVar("Job")
@@ -32,8 +35,11 @@ def run_all(
     if together == 1:
         return sum(_finish(lambda job=job: run(job), done) for job in jobs if time.time() < until)
     context = multiprocessing.get_context("spawn")
+    # A run that seems to stand still says where it is: kill -USR1 PID.
+    speaking = partial(faulthandler.register, signal.SIGUSR1)
     waiting, running, failed = list(jobs), dict[Future[Result], Job](), 0
-    with ProcessPoolExecutor(together, mp_context=context, max_tasks_per_child=None if reuse else 1) as pool:
+    tasks = None if reuse else 1
+    with ProcessPoolExecutor(together, mp_context=context, initializer=speaking, max_tasks_per_child=tasks) as pool:
         while running or (waiting and time.time() < until):
             unfinished = [*waiting, *running.values()]
             startable = [job for job in waiting if ready(job, unfinished)] if time.time() < until else []

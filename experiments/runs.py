@@ -131,6 +131,8 @@ def describe(record: Record) -> str:
                 f"switches in {record['seconds']:.1f} s to {record['trainable_after']:,} trainable parameters: "
                 f"validation {record['validation_accuracy']:.2f}% after"
             )
+        case "ready":
+            return f"has its step ready in {record['seconds']:.1f} s"
         case other:
             return f"{other} after epoch {record['epoch']}"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
+import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -72,6 +74,7 @@ def _start(item: Item, function: Callable[[Any], Any], argument: Any, until: flo
 
 
 def _answer(answers: Connection, function: Callable[[Any], Any], argument: Any) -> None:
+    faulthandler.register(signal.SIGUSR1)  # a run that seems to stand still says where it is: kill -USR1 PID
     try:
         answers.send(function(argument))
     except BaseException:

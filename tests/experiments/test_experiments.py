@@ -96,11 +96,11 @@ def test_a_pcn_trains_with_its_kernels(folder: Path) -> None:
     assert record["trainable_params"] == 473_802
 
 
-@pytest.mark.parametrize("event", ["resumed", "branched", "fade", "fused", "whatever comes next"])
+@pytest.mark.parametrize("event", ["resumed", "branched", "fade", "fused", "ready", "whatever comes next"])
 def test_no_event_of_a_run_is_without_words(event: str) -> None:
     from runs import describe
 
-    assert describe({"event": event, "epoch": 3, "step": 40})
+    assert describe({"event": event, "epoch": 3, "step": 40, "seconds": 2.5})
 
 
 @pytest.mark.parametrize("carry_state", [False, True])

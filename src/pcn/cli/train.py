@@ -129,6 +129,8 @@ def _line(record: Record, epochs: int) -> str:
         layers = ", ".join(f"{count} {form}" for form, count in forms.items()) or "none has a choice"
         alone = "".join(f"; {name} left alone: {why}" for name, why in record["left_alone"].items())
         return f"nothing fused: {record['reason']}" if record["reason"] else f"layers as fastest here: {layers}{alone}"
+    if record["event"] == "ready":
+        return f"the step is ready after {record['seconds']:.1f} s"
     return (
         f"epoch {record['epoch']}/{epochs}: loss {record['loss']:.4f}, "
         f"validation {record['validation_accuracy']:.2f}%, learning rate {record['learning_rate']:g}"

@@ -178,7 +178,10 @@ class Trainer:
         """Make the training step, which is where compilation and capture take their time."""
         self.count_time()
         self.step = step_for(self, inputs, labels)
-        self.progress.setup_seconds = plus(self.progress.setup_seconds, self.watch.lap()[0])
+        seconds, _ = self.watch.lap()
+        self.progress.setup_seconds = plus(self.progress.setup_seconds, seconds)
+        if self.compiled or self.fused:  # which may take a minute
+            self.log("ready", seconds=seconds)
         return self.step
 
     def switched(self, plan: Plan) -> None:
