@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,9 +13,9 @@ from table_questions import PAPER_ARM, arm_order, paired
 Record = dict[str, Any]
 
 
-def is_compared(record: Record) -> bool:
-    """Whether a record is of a network that is switched in several ways."""
-    return "-pcn" in record["network"]
+def switched(parent: str) -> Callable[[Record], bool]:
+    """Whether a record is of a parent's network that is switched in several ways."""
+    return lambda record: record["network"].startswith(f"{parent}-pcn")
 
 
 def open_questions(records: list[Record], axes: Axes) -> None:

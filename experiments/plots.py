@@ -18,7 +18,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from plot_questions import is_compared, open_questions
+from plot_questions import open_questions, switched
 from records import RESULTS
 from table_conv4 import left_out, pairs, thresholds
 
@@ -146,7 +146,8 @@ DRAWINGS: dict[str, tuple[str, Callable[[Record], bool], Callable[[list[Record],
     "conv4_dimensions": ("conv4_dimensions", bool, conv4_dimensions),
     "conv4_robustness": ("conv4_robustness", lambda record: left_out(record) is None, conv4_robustness),
     "conv4_ablation": ("conv4_robustness", lambda record: left_out(record) is not None, conv4_ablation),
-    "open_questions": ("open_questions", is_compared, open_questions),
+    "open_questions_conv4": ("open_questions", switched("conv4"), open_questions),
+    "open_questions_wide_resnet20": ("open_questions", switched("wide_resnet20"), open_questions),
 }  # the results file, which of its records count, what draws them
 
 

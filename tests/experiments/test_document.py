@@ -83,4 +83,4 @@ def test_every_figure_of_conv4_is_drawn(tmp_path: Path) -> None:
     plots = pytest.importorskip("plots", reason="needs matplotlib", exc_type=ImportError)
     write(tmp_path, "conv4_robustness", robustness())
     write(tmp_path, "open_questions", questions())
-    assert set(plots.draw(tmp_path, tmp_path)) == {"conv4_robustness", "conv4_ablation", "open_questions"}
+    assert set(plots.draw(tmp_path, tmp_path)) == {"conv4_robustness", "conv4_ablation", "open_questions_conv4"}

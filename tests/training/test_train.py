@@ -376,6 +376,8 @@ def test_fused_steps_train_as_the_others_do(tmp_path: Path) -> None:
             trainer.run()
         results.append([line["loss"] for line in metrics(folder.path, "epoch")])
         events.append(metrics(folder.path, "fused"))
+        ready = [line["epoch"] for line in metrics(folder.path, "ready")]
+        assert ready == ([0, 1] if fused else [])  # of the parent, and again after the switch
     assert results[1] == pytest.approx(results[0], rel=1e-3)
     assert events[0] == []
     assert [event["reason"] for event in events[1]] == [None]
