@@ -2,6 +2,7 @@
 
     python benchmarks/conv_channels.py                          # the sizes of Conv4 and its PCN, on the GPU
     python benchmarks/conv_channels.py --batch 2 --device cpu --out FILE
+    python benchmarks/conv_channels.py --table                  # what was measured, as it stands in docs/performance.md
 
 Forward, gradient of the input and gradient of the weight, each by PyTorch's own kernels in bf16 with channels last, in
 microseconds. Results: benchmarks/results/conv_channels.json
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--table", action="store_true", help="print what is in the file")
     given = parser.parse_args()
+    if given.table:
+        print(table(given.out))
+        return
     device = torch.device(given.device)
     torch.backends.cudnn.benchmark = True
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
@@ -44,6 +50,18 @@ def main() -> None:
             found["records"].append(sizes | times)
             print(found["records"][-1], flush=True)
             write_whole(given.out, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def table(results: Path = RESULT) -> str:
+    """What was measured, beside the operations of each."""
+    head = "pixels", "channels → filters", "operations (10⁹)", "forward, µs", "gradient of the input", "of the weight"
+    lines: list[Sequence[str]] = [head, ["---", *["---:"] * (len(head) - 1)]]
+    for each in json.loads(results.read_text())["records"]:
+        side, channels, filters = (each[name] for name in ("side", "channels", "filters"))
+        operations = 2 * 9 * each["batch"] * side**2 * channels * filters / 1e9
+        times = [f"{each[part]:.0f}" for part in ("forward_us", "input_us", "weight_us")]
+        lines.append([f"{side} by {side}", f"{channels} → {filters}", f"{operations:.0f}", *times])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def convolution_us(batch: int, side: int, channels: int, filters: int, device: torch.device) -> dict[str, float]:

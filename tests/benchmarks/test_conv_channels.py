@@ -7,7 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "conv_channels.py"
+
+
+def test_the_documentation_shows_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import conv_channels
+
+    assert conv_channels.table() in (SCRIPT.parents[1] / "docs" / "performance.md").read_text()
 
 
 def test_every_size_is_timed(tmp_path: Path) -> None:
