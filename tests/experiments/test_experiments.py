@@ -30,6 +30,7 @@ def resnet_job(folder: Path, work: str, network: str = "resnet20", epochs: int =
         carry_state=changes.pop("carry_state", False),
         recalibrate=False,
         together=1,
+        shared=False,
         eager=True,
     )
     job = cifar10_resnets.make_job(network, 0, options)
