@@ -138,6 +138,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pcn.make_plan(Mlp(), pcn.analyze(Mlp(), [X]), pcn.Budget(step_ms=0.5), measured=3),
         "measured=3: give what pcn.measure_costs",
     ),
+    "more trained outputs than there are": (
+        lambda: pcn.make_plan(Mlp(), None, pcn.PCNConfig(2, layers={"fc2": pcn.LayerRule(8, output_rank=100)})),
+        "'fc2' is asked for output_rank 100, but has 24 outputs: give at most these",
+    ),
     "a number for a plan's text": (lambda: pcn.Plan.from_json(3), "the plan is of type int: give the text"),
     "a number for a budget": (
         lambda: pcn.fit_budget(Mlp(), pcn.analyze(Mlp(), [X]), 0.5),

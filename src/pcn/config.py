@@ -46,13 +46,14 @@ class LayerRule:
     """What to do with the layers that a name or a glob matches; ``None`` leaves that side of the layer alone.
 
     >>> LayerRule(rank=50, keep_outputs=90)
-    LayerRule(rank=50, keep_outputs=90, order=None, output_rank=None)
+    LayerRule(rank=50, keep_outputs=90, order=None, output_rank=None, precondition=None)
     """
 
     rank: Rank | None = None
     keep_outputs: KeepOutputs | None = None
     order: Order | None = None
     output_rank: int | float | None = None  # outputs that are trained, behind a frozen basis that expands them
+    precondition: float | None = None  # 0 to 1, in place of the configuration's
 
     def __post_init__(self) -> None:
         if self.rank is not None:
@@ -63,6 +64,8 @@ class LayerRule:
             _check_choice("order", self.order, ORDERS)
         if self.output_rank is not None and not isinstance(as_rank_rule(self.output_rank), Fixed | Fraction):
             raise ConfigError(f"output_rank={self.output_rank!r}: give a whole number or a fraction of the outputs")
+        if not (self.precondition is None or (is_number(self.precondition) and 0 <= self.precondition <= 1)):
+            raise ConfigError(f"precondition={self.precondition!r}: give a number from 0 (not at all) to 1 (fully)")
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ class PCNConfig:
     order: Order = "truncate_first"
     output_rank: int | float | None = None  # the same from the other side: outputs that are trained and then expanded
     basis: BasisKind = "pca"  # "response": best for the layer's output; "balanced": for the loss; "random": a control
-    precondition: float | None = None  # 0 to 1: how far directions get the same variance; None: 0, or 1 within a budget
+    # 0 to 1: how far directions get the same variance; None: 0, but 1 within a budget where a batch norm follows
+    precondition: float | None = None
     multiple_of: int = 1  # ranks are rounded up to a multiple of this, never above the width
     skip_larger: bool = True  # leave a layer alone that would not get smaller, its basis included
     train_basis: bool = False  # the authors' option: the basis is trained too
@@ -94,10 +98,8 @@ class PCNConfig:
         if not isinstance(self.exclude, Iterable):
             raise ConfigError(f"exclude={self.exclude!r}: give layer names or globs, such as ['features.*']")
         object.__setattr__(self, "exclude", (self.exclude,) if isinstance(self.exclude, str) else tuple(self.exclude))
-        LayerRule(self.rank, self.keep_outputs, self.order, self.output_rank)
+        LayerRule(self.rank, self.keep_outputs, self.order, self.output_rank, self.precondition)
         _check_choice("basis", self.basis, BASES)
-        if not (self.precondition is None or (is_number(self.precondition) and 0 <= self.precondition <= 1)):
-            raise ConfigError(f"precondition={self.precondition!r}: give a number from 0 (not at all) to 1 (fully)")
         if isinstance(self.multiple_of, bool) or not isinstance(self.multiple_of, int) or self.multiple_of < 1:
             raise ConfigError(f"multiple_of={self.multiple_of!r}: give a whole number of at least 1")
         for pattern, rule in self.layers.items():

@@ -104,6 +104,8 @@ def transformable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str
                 reason = direct[id(module)]
             elif (computed := _computed(module)) is not None:
                 reason = f"its {computed} is computed from other tensors (pruning, weight or spectral norm)"
+            elif (more := more_than_weights(module)) is not None:
+                reason = more
             elif "forward" in module.__dict__:
                 reason = "its forward function was replaced"
             elif (shared := _shared(module, owners)) is not None:
@@ -137,6 +139,16 @@ def _shared(module: nn.Module, owners: dict[int, set[str]]) -> str | None:
         if len(holders) > 1:
             return f"its {name} is shared by {' and '.join(map(repr, holders))}"
     return None
+
+
+def more_than_weights(module: nn.Module) -> str | None:
+    """Say what else a layer holds: a principal component layer, or one with fewer outputs, has no place for it.
+
+    >>> more_than_weights(nn.Linear(2, 2))
+    """
+    held = [*module._parameters, *module._buffers, *module._modules]
+    more = next((name for name in held if name not in ("weight", "bias")), None)
+    return None if more is None else f"it holds {more!r} beside its weight and bias"
 
 
 def _computed(module: nn.Module) -> str | None:

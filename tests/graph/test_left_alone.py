@@ -68,12 +68,27 @@ def penalised() -> Wired:
     return surrounded(nn.Linear(6, 6), lambda m, x: m.middle(x) + m.middle.weight.abs().sum())
 
 
+def with_a_buffer() -> Wired:
+    model = surrounded(nn.Linear(6, 6))
+    model.middle.register_buffer("largest", torch.zeros(6))
+    return model
+
+
+def with_an_adapter() -> Wired:
+    model = surrounded(nn.Linear(6, 6))
+    model.middle.adapter = nn.Linear(6, 6)
+    model.middle.register_forward_hook(lambda layer, inputs, output: output + layer.adapter(*inputs))
+    return model
+
+
 CASES: dict[str, tuple[Callable[[], Wired], str, str]] = {
     "attention": (attention, "middle.out_proj", "MultiheadAttention reads its weight directly"),
     "encoder": (encoder, "middle.linear1", "TransformerEncoderLayer reads its weight directly"),
     "tied": (tied, "middle", "its weight is shared by 'middle' and 'twin'"),
     "parametrised": (normed, "middle", "its weight is parametrised"),
     "pruned": (pruned, "middle", "is computed from other tensors"),
+    "buffer": (with_a_buffer, "middle", "it holds 'largest' beside its weight and bias"),
+    "adapter": (with_an_adapter, "middle", "it holds 'adapter' beside its weight and bias"),
     "own": (lambda: surrounded(OwnLinear()), "middle", "OwnLinear is not a Linear"),
     "subclass": (lambda: surrounded(Subclass(6, 6)), "middle", "Subclass is not a Linear"),
     "borrowed": (borrowed, "middle", "uses its weight without calling it"),

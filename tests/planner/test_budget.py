@@ -6,10 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 import pcn
 from pcn.costs.count import count
 from planned_network import BATCH, network
+from small import ConvNet
 
 
 @settings(max_examples=15)
@@ -117,9 +119,60 @@ def test_a_frozen_layer_that_is_excluded_says_so() -> None:
 def test_within_a_budget_directions_are_whitened_unless_something_else_is_asked_for(
     config: pcn.PCNConfig, expected: float
 ) -> None:
-    model = network()
+    model = ConvNet()
     stats = pcn.analyze(model, [BATCH])
-    within = pcn.make_plan(model, stats, pcn.Budget(0.5, config=config))
-    assert {layer.precondition for layer in within.transformed} == {expected}
+    within = pcn.make_plan(model, stats, pcn.Budget(0.5, config=config, step=1))
+    before_norms = {layer.precondition for layer in within.transformed if layer.norm_after is not None}
+    assert before_norms == {expected}
+    others = {layer.precondition for layer in within.transformed if layer.norm_after is None}
+    assert others == {config.precondition or 0.0}  # drift along small directions would not be taken off again
     ranks = pcn.make_plan(model, stats, pcn.PCNConfig(rank=0.5))  # the paper's own coordinates
     assert {layer.precondition for layer in ranks.transformed} == {0.0}
+
+
+class TimeFirst(nn.Module):
+    """Reads (time, samples, features) and puts out one row for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.wide, self.out = nn.Linear(32, 32), nn.Linear(32, 256), nn.Linear(256, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.relu(self.wide(torch.relu(self.embed(x)).mean(0))))
+
+
+class Routed(nn.Module):
+    """Some layers see as many rows as the data says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.big = nn.Linear(32, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        chosen = x.sum(-1) > 0
+        y = x.clone()
+        y[chosen] = self.big(x[chosen])
+        return y
+
+
+def test_layers_with_fewer_rows_than_the_first_dimension_count_too() -> None:
+    model, batch = TimeFirst(), torch.randn(100, 16, 32)
+    stats = pcn.analyze(model, [batch])
+    plan = pcn.make_plan(model, stats, pcn.Budget(flops=0.9, step=1))
+    operations = {"embed": 2 * 16 * 32 * 32, "wide": 2 * 16 / 100 * 32 * 256, "out": 2 * 16 / 100 * 256 * 4}
+    assert {name: layer.flops_before for name, layer in plan.layers.items()} == {
+        name: round(number) for name, number in operations.items()
+    }
+    assert sum(layer.flops_after for layer in plan.layers.values()) <= 0.9 * sum(operations.values()) + 1
+    assert pcn.Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_budget_of_operations_that_nobody_can_count_is_refused() -> None:
+    model, batches = Routed(), [torch.randn(64, 32)]
+    stats = pcn.analyze(model, batches)
+    with pytest.raises(pcn.ConfigError, match=r"the operations of 'big' are not known.*give params="):
+        pcn.make_plan(model, stats, pcn.Budget(flops=0.7))
+    plan = pcn.make_plan(model, stats, pcn.Budget(flops=0.7, config=pcn.PCNConfig(exclude=("big",))))
+    assert plan.layers["stem"].rank is not None
+    assert plan.layers["big"].flops_before is None

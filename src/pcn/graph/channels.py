@@ -63,7 +63,7 @@ def trace(model: nn.Module, example: Any) -> ChannelGraph:
         tuple(replace(passed, outputs=tuple(v.mapped(classes) for v in passed.outputs)) for passed in walk.flow),
         tuple(walk.constants),
         walk.reads,
-        walk.positions,
+        {layer: found for layer, found in walk.positions.items() if layer not in walk.uncounted},
         walk.norms_of_one(),
         walk.directly_read,
     )

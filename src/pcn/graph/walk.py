@@ -18,7 +18,7 @@ from pcn.graph.independent import is_independent
 from pcn.graph.rules import Call, apply_rule, refuse
 from pcn.graph.trace import as_call, caller, constants, depends_on_data, shapes, sources
 from pcn.graph.weighted import INPUT_INDEX, WEIGHT_ARGUMENT
-from pcn.layers import layer_type
+from pcn.layers import layer_type, more_than_weights
 
 # Operators that run a graph of their own in another mode.
 WRAPPERS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
@@ -48,6 +48,7 @@ class Walk:
         self.tensors: dict[str, tuple[Tensor, ...]] = {}
         self.reads: dict[str, tuple[str, ...]] = {}
         self.positions: dict[str, tuple[int, int]] = {}
+        self.uncounted: set[str] = set()  # layers that run on as many rows as the data says
         self.independent: set[fx.Node] = set()  # what depends on no sample
         self.entered, self.place = 0, ""  # graphs entered so far, and a prefix for names in the one that is followed
         self.flow: list[Passed] = []
@@ -157,10 +158,13 @@ class Walk:
         if layer_type(module) is None:
             self.atoms.pin_all(weight, f"{layer!r} reads it, and {type(module).__name__} cannot be transformed")
             return
+        if (more := more_than_weights(module)) is not None:
+            self.atoms.pin_all(weight, f"{layer!r} reads it, and {more}")
         source = _called_on(module, node)
         self.reads[layer] = (*self.reads.get(layer, ()), f"{self.place}{source}")
         self._norm(node, layer)
         if depends_on_data(node):
+            self.uncounted.add(layer)
             return
         spatial = max(weight.ndim - 2, 0)
         inputs, outputs = self.positions.setdefault(layer, (0, 0))

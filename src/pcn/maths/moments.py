@@ -20,6 +20,9 @@ def project_first_moment(
 ) -> Tensor:
     """Carry a running mean of gradients over: (M_W[:, S] - M_b mu_Sᵀ) U_S, exact as gradients are linear.
 
+    What weight decay has put into the mean is carried as if it were a gradient, which with preconditioned directions it
+    is not quite: it is as many times too large as their scale squared, once, and fades with the mean.
+
     ``mean`` and ``basis`` are those of the new layer. The bias keeps its moment as it is. A layer that had no bias
     counts as if its bias had never had a gradient, which is exact when batch norm in train mode follows.
     """

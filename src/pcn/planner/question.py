@@ -64,6 +64,8 @@ class Question:
             raise ConfigError(f"a budget of FLOPs needs the model's graph: give params, or a graph; {UNCALLED}")
         frozen = {name for name in whole.layers if not canonical_weight(model.get_submodule(name)).requires_grad}
         free = [p for p in whole.transformed if p.name not in frozen and not config.mentions(p.name)]
+        if graph is not None and budget.flops is not None:
+            _check_counted([p for p in free if p.name in graph.reads])
         if measured is not None:
             if not isinstance(measured, Measured):
                 raise ConfigError(f"measured={measured!r}: give what pcn.measure_costs(model, batch, budget) returns")
@@ -143,3 +145,13 @@ def _cut_elsewhere(model: nn.Module, plan: Plan) -> int:
             left = (len(cuts[dim].kept) if dim in cuts else size for dim, size in enumerate(parameter.shape))
             gone += parameter.numel() - math.prod(left)
     return gone
+
+
+def _check_counted(layers: list[LayerPlan]) -> None:
+    """Raise for layers whose operations nobody can count beforehand."""
+    unknown = [layer.name for layer in layers if layer.flops_before is None]
+    if unknown:
+        raise ConfigError(
+            f"the operations of {', '.join(map(repr, unknown))} are not known, as the data says on how many rows they "
+            "run: give params= in place of flops=, or exclude them from the budget's config"
+        )

@@ -21,13 +21,13 @@ from pcn.planner.question import Question
 from pcn.planner.reachable import check_reachable, traced
 from pcn.plans.cutting import without_classes
 from pcn.plans.fit import check_statistics
-from pcn.plans.layer_plan import NO_RANK
+from pcn.plans.layer_plan import NO_RANK, LayerPlan
 from pcn.plans.making import UNCALLED, make_plan
 from pcn.plans.plan import Plan
 from pcn.running.example import Batches, Example, Forward, device_of
 from pcn.statistics import Statistics
 
-WHITENED = 1.0  # how far directions are preconditioned where nobody says; docs/comparison.md has the trials
+WHITENED = 1.0  # docs/comparison.md has the trials
 
 
 def fit_budget(
@@ -55,7 +55,7 @@ def fit_budget(
     graph = graph or _graph(model, stats.example, budget)[0]
     measured = measured or _measured(model, stats.example, budget)
     question = Question.of(model, stats, budget, graph, measured)
-    return _as_config(budget, question.answer(question.known(stats, batches)))
+    return _as_config(question, question.answer(question.known(stats, batches)))
 
 
 def plan_within(
@@ -81,7 +81,7 @@ def plan_within(
         answer = Answer(question.answer(known), reasons=dict.fromkeys(question.names, untraced))
     else:
         answer = with_channels(question, known, stats, graph, example)
-    plan = make_plan(model, stats, _as_config(budget, answer.served), graph=graph, example=example)
+    plan = make_plan(model, stats, _as_config(question, answer.served), graph=graph, example=example)
     if answer.dropped is not None and graph is not None:
         plan = without_classes(plan, graph, answer.dropped, {})
     explained = {name: with_next_step(plan.layers[name], each) for name, each in answer.served.items()}
@@ -97,15 +97,26 @@ def _as_example(model: nn.Module, example: Any) -> Example | None:
     return example if example is None or isinstance(example, Example) else Example.of(example, device=device_of(model))
 
 
-def _as_config(budget: Budget, served: dict[str, Served]) -> PCNConfig:
+def _as_config(question: Question, served: dict[str, Served]) -> PCNConfig:
+    config = question.budget.config
     rules = {
-        name: LayerRule(rank=each.option.rank, output_rank=each.option.output_rank) for name, each in served.items()
+        name: LayerRule(
+            rank=each.option.rank, output_rank=each.option.output_rank, precondition=_power(question.plan.layers[name])
+        )
+        for name, each in served.items()
     }
-    config = budget.config
-    own_bases = "kept_block" in (config.order, *(rule.order for rule in config.layers.values()))
-    power = WHITENED if config.precondition is None and not own_bases else config.precondition
-    layers = {**config.layers, **rules}
-    return replace(config, rank=None, output_rank=None, precondition=power, layers=layers)
+    if config.precondition is not None or config.order == "kept_block":
+        rules = {name: replace(rule, precondition=None) for name, rule in rules.items()}
+    return replace(config, rank=None, output_rank=None, layers={**config.layers, **rules})
+
+
+def _power(layer: LayerPlan) -> float:
+    """How far a layer's directions are preconditioned where nobody says.
+
+    Large coordinates for directions of little variance let these learn as fast as the others, and let what drifts
+    along them weigh more: a batch norm takes that off again, and without one nothing does.
+    """
+    return 0.0 if layer.norm_after is None else WHITENED
 
 
 def _graph(model: nn.Module, example: Example | None, budget: Budget) -> tuple[ChannelGraph | None, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import reprlib
 import typing
 from typing import Any
@@ -120,7 +121,9 @@ def _is_possible(layer: LayerPlan) -> bool:
     expanded = layer.output_rank is None or (
         layer.rank is not None and 1 <= layer.output_rank <= layer.kept_outputs // layer.groups
     )
-    return fits and divides and ranks and expanded and 0 <= layer.precondition <= 1
+    positions = (layer.in_positions, layer.out_positions)
+    counted = all(each is None or 0 <= each < math.inf for each in positions)
+    return fits and divides and ranks and expanded and counted and 0 <= layer.precondition <= 1
 
 
 def _slices(data: Any) -> dict[str, dict[int, Cut]]:

@@ -32,8 +32,9 @@ class LayerPlan:
     keep_dropped: bool = False
     activation: str | None = None  # layers with the same one read the same input and share its basis
     norm_after: str | None = None  # the batch norm that alone reads the output: it can absorb a gained bias
-    in_positions: int | None = None  # positions of the input per sample, where the graph is known
-    out_positions: int | None = None
+    # Positions of input and output per sample, where the graph is known: fractions where samples share them.
+    in_positions: int | float | None = None
+    out_positions: int | float | None = None
     reason: str | None = None  # why the input is not transformed
     output_reason: str | None = None  # why no output is dropped, or fewer than asked for
     note: str | None = None
@@ -102,7 +103,7 @@ class LayerPlan:
         """Floating-point operations of one forward pass, per sample."""
         if self.out_positions is None:
             return None
-        return 2 * self.out_positions * self.out_features * self.in_features // self.groups * self.taps
+        return round(2 * self.out_positions * self.out_features * (self.in_features // self.groups) * self.taps)
 
     @property
     def flops_after(self) -> int | None:
@@ -112,7 +113,7 @@ class LayerPlan:
         projection = 0 if self.rank is None else self.in_positions * self.kept_inputs * self.rank
         expansion = 0 if self.output_rank is None else self.out_positions * self.kept_outputs * self.output_rank
         core = self.out_positions * self.trained_outputs * self.width_after * self.taps
-        return 2 * (core + projection + expansion + self.out_positions * self.frozen_size)
+        return round(2 * (core + projection + expansion + self.out_positions * self.frozen_size))
 
     @property
     def is_larger(self) -> bool:

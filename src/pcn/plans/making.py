@@ -112,7 +112,7 @@ def _with_graph(
         return layers
     batch = next((leaf.shape[0] for leaf in tree_leaves(example and example.inputs) if _has_batch(leaf)), 1)
     none = (None, None)
-    positions = {name: tuple(count // batch for count in counts) for name, counts in graph.positions.items()}
+    positions = {name: tuple(_shared(count, batch) for count in counts) for name, counts in graph.positions.items()}
     return {
         name: replace(
             layer,
@@ -123,6 +123,15 @@ def _with_graph(
         )
         for name, layer in layers.items()
     }
+
+
+def _shared(count: int, batch: int) -> float:
+    """The positions of one sample: a fraction of one where the first dimension counts something else than rows.
+
+    >>> _shared(64, 16), _shared(8, 16)
+    (4, 0.5)
+    """
+    return count / batch if count % batch else count // batch
 
 
 def _has_batch(leaf: object) -> bool:

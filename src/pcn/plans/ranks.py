@@ -44,7 +44,7 @@ def _has_sizes(module: nn.Module) -> bool:
 
 def _refuse_named(name: str, config: PCNConfig, reason: str) -> str:
     rule, exact = config.rule_for(name)
-    if exact and rule != LayerRule(order=rule.order) and config.excludes(name) is None:
+    if exact and rule != LayerRule(order=rule.order, precondition=rule.precondition) and config.excludes(name) is None:
         raise ConfigError(f"{name!r} has a rule of its own but must be left alone: {reason}")
     return reason
 
@@ -91,7 +91,7 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         layer,
         order=rule.order or config.order,
         basis=config.basis,
-        precondition=config.precondition or 0.0,
+        precondition=(config.precondition if rule.precondition is None else rule.precondition) or 0.0,
         train_basis=config.train_basis,
         keep_dropped=config.keep_dropped,
     )
@@ -113,7 +113,7 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         )
     if stats is not None and config.needs_gradients:
         stats.check_gradients(layer.name)
-    outputs = None if rule.output_rank is None else _output_rank(layer, rule.output_rank, config.multiple_of)
+    outputs = None if rule.output_rank is None else _output_rank(layer, rule.output_rank, config)
     activation = None if stats is None else stats.layers[layer.name]
     planned = replace(layer, rank=rank, output_rank=outputs, note=note, activation=activation)
     if config.skip_larger and not exact and planned.is_larger:
@@ -122,11 +122,15 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
     return planned
 
 
-def _output_rank(layer: LayerPlan, wish: int | float, multiple_of: int) -> int | None:
+def _output_rank(layer: LayerPlan, wish: int | float, config: PCNConfig) -> int | None:
     """The number of outputs that are trained, in each group; None where that would be all of them."""
     width = layer.out_features // layer.groups
-    count = min(as_rank_rule(wish).rank(_WidthOnly(width)), width)
-    count = -(-count // multiple_of) * multiple_of
+    count = as_rank_rule(wish).rank(_WidthOnly(width))
+    if count > width and layer.name in config.layers:
+        raise ConfigError(
+            f"{layer.name!r} is asked for output_rank {count}, but has {width} outputs: give at most these"
+        )
+    count = -(-min(count, width) // config.multiple_of) * config.multiple_of
     return count if count < width else None
 
 

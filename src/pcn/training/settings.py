@@ -98,7 +98,9 @@ class Settings:
         choices=BASES,
     )
     precondition: float | None = option(
-        None, "0 to 1: how far directions are brought to the same variance (default: 0, within a budget 1)"
+        None,
+        "0 to 1: how far directions are brought to the same variance (default: 0; within a budget 1 where a batch norm "
+        "follows)",
     )
     skip_larger: bool = option(True, "leave layers alone that would not get smaller, their bases included")
     train_basis: bool = option(False, "train the bases too")
