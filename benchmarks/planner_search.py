@@ -27,13 +27,14 @@ import torch
 from pcn.training import Settings
 from peers import RESULTS
 from peers.arms import ARMS, GROUPS
+from peers.late_changes import EPOCHS, scaled
 from peers.one_run import UNWATCHED, Job, run
 from peers.parents import PARENTS
 from peers.processes import run_each
 from peers.search_table import table
 from records import Record, Records
 
-PARENT, TARGET, EPOCHS = "wide_resnet20", 1_094_154, 20
+PARENT, TARGET = "wide_resnet20", 1_094_154
 SEEDS = (0, 1, 2, 3, 4)
 FIELDS = (
     "trainable_params",
@@ -42,6 +43,8 @@ FIELDS = (
     "validation_after_switch",
     "validation_accuracy",
     "switch_seconds",
+    "commit",
+    "compiled",
 )
 
 
@@ -67,8 +70,8 @@ class Trial:
         """The epoch after which it switches, scaled from the arm's; None for a network that never does."""
         asked = ARMS[self.arm].get("switch_at")
         if asked is None:
-            return None if "model" in ARMS[self.arm] else PARENTS[PARENT].switch(self.epochs)
-        return None if asked == "never" else max(1, round(int(asked) * self.epochs / EPOCHS))
+            return PARENTS[PARENT].switch(self.epochs)
+        return None if asked == "never" else scaled(int(asked), self.epochs)
 
 
 def decay_name(decay: float) -> str:
@@ -84,12 +87,12 @@ def settings(trial: Trial, data: Path) -> Settings:
     """The parent's recipe, with the planner's switch and what the arm changes."""
     base = replace(PARENTS[PARENT].recipe(trial.seed, trial.epochs, data), **UNWATCHED)
     changes = {name: value for name, value in ARMS[trial.arm].items() if name not in ("switch", "switch_at")}
-    if trial.switch_epoch is not None:
-        usual = {"params": TARGET, "switch_at": str(trial.switch_epoch), "precondition": 0.0, "analysis_mode": "eval"}
-        return replace(base, **{**usual, **changes})
     if "model" in changes:
         changes["model_options"] = {"parent": base.model, "options": base.model_options, "target": TARGET}
-    return replace(base, **changes)
+    if trial.switch_epoch is None:
+        return replace(base, **changes)
+    usual = {"params": TARGET, "switch_at": str(trial.switch_epoch), "precondition": 0.0, "analysis_mode": "eval"}
+    return replace(base, **{**usual, **changes})
 
 
 class Search:

@@ -5,7 +5,9 @@
 WideResNet-20 of half the width on 6,000 of CIFAR-10's images at half their size, 10 epochs, switched after the second
 to a quarter of its parameters. The authors' batch norm takes a thousand steps to follow the network. For each seed one
 run looks at what the layers read in eval mode, one with the batches' own statistics, and a network of half the width
-is trained beside them. At the end running statistics are measured anew, so that they do not count in the accuracies.
+is trained beside them. At the end running statistics are measured anew, so that they do not count in the test
+accuracies: these are read again after that, and validation accuracies are still those of statistics that lag. Nothing
+is chosen by the first reading, which is not recorded.
 Results: experiments/results/lagging_statistics.json
 """
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from grouping import by_length
 from table_questions import PAPER_ARM, arm_order, paired
 
 Record = dict[str, Any]
@@ -19,10 +20,13 @@ def switched(parent: str) -> Callable[[Record], bool]:
 
 
 def open_questions(records: list[Record], axes: Axes) -> None:
-    """A line for each way: a dot for each seed, and the mean with its standard error."""
-    names = sorted({record["network"] for record in records}, key=arm_order)
-    lines = [(name, paired(records, name, f"{name.split(', ')[0]}, {PAPER_ARM}")) for name in names]
-    lines = [(name, values) for name, values in lines if values and not name.endswith(PAPER_ARM)]
+    """A line for each way and length: a dot for each seed, and the mean with its standard error."""
+    found = sorted(by_length(records), key=lambda each: arm_order(each[1][0]))
+    lines = [
+        (runs[0]["network"] + length, values)
+        for length, runs in found
+        if not runs[0]["network"].endswith(PAPER_ARM) and (values := paired(records, runs))
+    ]
     axes.axvline(0, color="#333333", lw=1)
     for height, (_, values) in enumerate(lines):
         error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0

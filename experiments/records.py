@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pcn
 from pcn.whole_files import write_whole
 
 RESULTS = Path(__file__).parent / "results"
+COMMITS = "commits.txt"  # in a run's folder
 Record = dict[str, Any]
 
 
@@ -92,6 +94,33 @@ def commit() -> str | None:
     named = _git("rev-parse", "--short=12", "HEAD")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)*/results/*")
     return f"{named}-dirty" if named and changed else named or None
+
+
+@cache
+def commit_at_start() -> str | None:
+    """Name the commit as it is when this process first asks: code that has been loaded stays what it was."""
+    return commit()
+
+
+def commits_of(folder: Path | None, now: str | None) -> str | None:
+    """Name the commits that a run was trained at: those in its folder, to which the present one is added."""
+    if folder is None:
+        return now
+    file = folder / COMMITS
+    earlier = file.read_text().strip() if file.exists() else None
+    names = joined(earlier, now)
+    if names != earlier:
+        write_whole(file, f"{names}\n".encode())
+    return names
+
+
+def joined(*commits: str | None) -> str | None:
+    """Name several commits, each once.
+
+    >>> joined("abc", "abc"), joined("abc+def", "def"), joined(None, "abc")
+    ('abc', 'abc+def', 'abc')
+    """
+    return "+".join(dict.fromkeys(name for each in commits if each for name in each.split("+"))) or None
 
 
 def _git(*arguments: str) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pcn.training import RunFolder, Settings, Trainer, load_data, world
 from pcn.training.state import take
 from pcn.training.step import compute_dtype
 from pcn.whole_files import write_whole
-from records import Record, Records, commit
+from records import Record, Records, commit_at_start, commits_of
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def run(job: Job) -> Record | None:
     """Train to the end and return the record, or None when time runs out before."""
     if time.time() > job.deadline:
         return None
+    commit = partial(commits_of, job.folder, commit_at_start())
     with world() as here, ExitStack() as stack:
         data = load_data(job.settings, here.device, compute_dtype(here.device))
         folder = None if job.folder is None else stack.enter_context(RunFolder(job.folder, job.settings))
@@ -67,7 +69,8 @@ def run(job: Job) -> Record | None:
                 if job.each_epoch is not None:
                     curve.append({"epoch": record["epoch"], **job.each_epoch(trainer)})
 
-        trainer = Trainer(job.settings, data, folder, world=here, compiled=job.compiled, fused=job.fused, tell=tell)
+        how = {"world": here, "compiled": job.compiled, "fused": job.fused}
+        trainer = Trainer(job.settings, data, folder, begun=commit, tell=tell, **how)
         fresh = folder is None or not any((folder.path / "checkpoints").glob("*.pt"))
         if fresh and job.trunk is not None and job.trunk.exists() and trainer.switch is not None:
             trainer.branch_(torch.load(job.trunk, map_location=here.device, weights_only=True))
@@ -75,7 +78,7 @@ def run(job: Job) -> Record | None:
     if result is None:
         job.say(f"stops after epoch {trainer.progress.epoch}: its time is up")
         return None
-    record = make_record(job, trainer, result, seen)
+    record = make_record(job, result, seen, commit())
     if job.each_epoch is not None:
         record["curve"] = curve
     if job.at_the_end is not None:
@@ -91,7 +94,7 @@ def write_trunk(path: Path | None, trainer: Trainer) -> None:
         write_whole(path, buffer.getvalue())
 
 
-def make_record(job: Job, trainer: Trainer, result: Record, seen: Sequence[Record]) -> Record:
+def make_record(job: Job, result: Record, seen: Sequence[Record], commit: str | None) -> Record:
     settings = job.settings
     measured = ("train_seconds", "energy_j", "setup_seconds", "switch_seconds")
     switched = next((record for record in seen if record["event"] == "switch"), None)
@@ -111,7 +114,7 @@ def make_record(job: Job, trainer: Trainer, result: Record, seen: Sequence[Recor
         "validation_after_switch": None if switched is None else switched["validation_accuracy"],
         "first_epochs_from_parent": result["branched"],
         "optimizer_state": None if switched is None else "carried" if settings.carry_state else "reset",
-        "commit": commit(),
+        "commit": commit,
     }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grouping import Record, Table, grouped, mean
+from grouping import Record, Table, by_length, grouped, mean
 from table_conv4 import ablation, dimensions, robustness
 from table_costs import costs, ratios
 from table_questions import open_questions
@@ -47,19 +47,19 @@ def as_markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def networks(records: list[Record]) -> Table:
-    """A row for each network, from the largest down."""
-    runs = sorted(grouped(records, "network").values(), key=lambda runs: -runs[0]["trainable_params"])
+    """A row for each network and length, from the largest down."""
+    found = sorted(by_length(records), key=lambda each: -each[1][0]["trainable_params"])
     head = ["network", "trainable", "total", "runs", "test accuracy (%)", "lowest to highest", "paper"]
-    return head, [row(each) for each in runs]
+    return head, [row(length, runs) for length, runs in found]
 
 
-def row(records: list[Record]) -> list[str]:
+def row(length: str, records: list[Record]) -> list[str]:
     first = records[0]
     accuracies = [record["test_accuracy"] for record in records]
     spread = f"{min(accuracies):.2f} to {max(accuracies):.2f}" if len(accuracies) > 1 else ""
     paper = PAPER.get(first["network"])
     return [
-        first["network"],
+        first["network"] + length,
         f"{first['trainable_params']:,}",
         f"{first['total_params']:,}",
         str(len(records)),
@@ -82,8 +82,8 @@ def recalibration(records: list[Record]) -> Table:
     """A row for each way to treat batch norm's running statistics."""
     names = ("validation_before_switch", "validation_after_switch", "test_accuracy")
     rows = [
-        [arm, str(len(runs)), *(f"{mean(runs, name):.2f}" for name in names)]
-        for arm, runs in grouped(records, "network").items()
+        [runs[0]["network"] + length, str(len(runs)), *(f"{mean(runs, name):.2f}" for name in names)]
+        for length, runs in by_length(records)
     ]
     return ["running statistics", "runs", "validation before", "right after (%)", "test at the end (%)"], rows
 
@@ -92,13 +92,13 @@ def lagging(records: list[Record]) -> Table:
     """A row for each way to look at the network, and for a narrower one."""
     rows = [
         [
-            arm,
+            runs[0]["network"] + length,
             str(len(runs)),
             f"{mean(runs, 'trainable_params'):,.0f}",
             f"{mean(runs, 'train_loss'):.3f}",
             *_accuracies(runs),
         ]
-        for arm, runs in grouped(records, "network").items()
+        for length, runs in by_length(records)
     ]
     return ["network", "runs", "trainable", "loss of the last epoch", "test accuracy (%)", "of each seed"], rows
 

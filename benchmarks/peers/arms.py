@@ -1,6 +1,6 @@
 """The arms of the search for a planner: what each changes in the settings of the first, or a switch of its own.
 
-Epochs at which a network switches are those of a run of 20; a longer run scales them.
+Epochs at which a network switches or changes again are those of a run of 20; a longer run scales them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from peers.late_changes import BasisTrainedFirst, Rewhitened, SizedByWeights, Tw
 
 NARROW_FLOPS = 326_830_592  # per sample, of the narrower network with as many parameters
 UNSWITCHED = {"switch_at": "never"}
-NARROW = {"model": "peers.networks:narrow"}
+PLAIN = {"model": "peers.networks:narrow"}  # trained from scratch
+NARROW = {**PLAIN, **UNSWITCHED}
 WHITENED = {"precondition": 1.0}
 AS_TRAINED = {**WHITENED, "analysis_mode": "batch"}  # batch norm in the look as in training: running statistics lag
+FULL_RANK = {"params": None, "rank": "1.0", "skip_larger": False}  # other coordinates, and nothing else
 SIZED = {**AS_TRAINED, "switch": SizedByWeights}
 ARMS: dict[str, dict[str, Any]] = {
     "plain directions": {},
@@ -22,6 +24,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "parent, decay 5e-4": {**UNSWITCHED, "weight_decay": 5e-4},
     "narrow": NARROW,
     "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
+    "narrow, precondition 1": {**PLAIN, **AS_TRAINED, **FULL_RANK},  # what preconditioning gains without PCA's cut
     "paper's ranks": {"params": None, "pcn": "wide_resnet20-pcn1"},
     "taylor": {"worth": "taylor"},
     "divergence": {"worth": "divergence"},
@@ -132,5 +135,6 @@ FINALISTS = (  # to be confirmed over more epochs
     "batch statistics, precondition 1, switch after 12, taylor",
     "batch statistics, precondition 1, switch after 4, taylor",
     "sized by weights, taylor",
+    "narrow, precondition 1",  # what of a gain is preconditioning alone
 )
 GROUPS = {"promising": PROMISING, "finalists": FINALISTS}

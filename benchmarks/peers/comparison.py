@@ -13,7 +13,7 @@ import torch
 
 from pcn.errors import ConfigError
 from peers.methods import NEEDS_PLAN, forks, make_switch, settings
-from peers.one_run import Job, diverged, run
+from peers.one_run import OUTCOME, Job, diverged, origin, run
 from peers.order import Run
 from peers.parents import PARENTS
 from peers.processes import run_each
@@ -32,11 +32,14 @@ class Comparison:
         self.deadline = time.time() + options.time_limit
 
     def left(self, runs: Sequence[Run]) -> list[Run]:
-        """The runs to do: those without a record, or in a solo pass the final ones whose times are not known."""
+        """The runs to do: those without a record, or in a solo pass the final ones whose times are not known.
+
+        One that has diverged has no time of a whole run.
+        """
         if not self.options.solo:
             return [run for run in runs if self.results.find(run) is None]
         found = [(run, self.results.find(run)) for run in runs if run.point is None]
-        return [run for run, record in found if record is None or record["train_seconds"] is None]
+        return [run for run, record in found if record is None or _untimed(record)]
 
     def do(self, runs: Sequence[Run]) -> list[Run]:
         """Do the runs that are left; return those that failed."""
@@ -103,14 +106,19 @@ class Comparison:
             self.results.add(run, measured)
             shutil.rmtree(self.folder(run), ignore_errors=True)
             shown = measured["validation_accuracy"] if run.point else measured["test_accuracy"]
-            print(f"{run}: {'timed' if shown is None else f'{shown:.2f}%'}", flush=True)
+            known = "diverged" if measured["validation_accuracy"] is None else "timed"
+            print(f"{run}: {known if shown is None else f'{shown:.2f}%'}", flush=True)
 
 
 def attempt(job: Job) -> dict[str, Any] | None:
-    """Do a run; one of the grid that diverges has no accuracy."""
+    """Do a run; of one that diverges nothing is known but that, and one that is only timed again has failed."""
     try:
         return run(job)
     except ConfigError as error:
-        if job.reads_test or job.solo or not diverged(error):
+        if not diverged(error) or (job.solo and not job.reads_test):
             raise
-        return {"validation_accuracy": None}
+        return {**dict.fromkeys(OUTCOME), **origin(job)}
+
+
+def _untimed(record: dict[str, Any]) -> bool:
+    return record["train_seconds"] is None and record["test_accuracy"] is not None

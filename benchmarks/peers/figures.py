@@ -56,7 +56,7 @@ def _groups(records: list[dict[str, Any]], parent: str, epochs: int) -> Iterator
     for method in METHODS:
         runs = [r for r in own if r["method"] == method]
         for size in PARENTS[parent].sizes:
-            near = [r for r in runs if PARENTS[parent].size_near(r["trainable_params"]) == size]
+            near = [r for r in runs if r["target"] == size]
             if near:
                 yield method, near
 

@@ -1,7 +1,7 @@
 """Switches that change the network again after the cut, to see whether that is worth it.
 
 Those that change parameters leave the optimizer to the trainer, which makes a new one at every change
-(``carry_state=False``).
+(``carry_state=False``). Epochs are given as those of a run of ``EPOCHS``; a longer one scales them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from pcn.nn import PCModule
 from pcn.planner.budget import Budget
@@ -22,13 +23,38 @@ from pcn.training.requests import analysis_options, pcn_config, requested
 from pcn.training.switch_time import parse_switch
 from peers.coordinates import resize_, whiten_again_
 
+EPOCHS = 20
 
-class LateChange(Switch):
+
+def scaled(epoch: int, epochs: int) -> int:
+    """The epoch of a run of so many that stands for one of a run of ``EPOCHS``.
+
+    >>> scaled(5, 20), scaled(5, 60), scaled(3, 60), scaled(1, 4)
+    (5, 15, 9, 1)
+    """
+    return max(1, round(epoch * epochs / EPOCHS))
+
+
+class FromSettings(Switch):
+    """Switches as the trainer would, to a wish in the place of the settings' own where one is given."""
+
+    def __init__(self, trainer: Trainer, wish: Any = None, *, optimizer: Optimizer | None = None) -> None:
+        settings = trainer.settings
+        super().__init__(
+            trainer.model,
+            optimizer,
+            wish or requested(settings),
+            at=parse_switch(settings.switch_at),
+            analysis=analysis_options(settings, pcn_config(settings)),
+        )
+
+
+class LateChange(FromSettings):
     """Switches to a wish, and changes the network again when an epoch is done."""
 
     def __init__(self, trainer: Trainer, wish: Any, again_at: int) -> None:
-        super().__init__(trainer.model, None, wish, at=parse_switch(trainer.settings.switch_at))
-        self.again_at, self.changed = again_at, False
+        super().__init__(trainer, wish)
+        self.again_at, self.changed = scaled(again_at, trainer.settings.epochs), False
 
     def change_(self, batches: Any) -> Plan:
         """Change the network again."""
@@ -85,18 +111,11 @@ class BasisTrainedFirst(LateChange):
         train_bases_(self.model, self.plan is not None and not self.changed)
 
 
-class InPlace(Switch):
-    """Switches as the trainer would, and then changes coordinates in place."""
+class InPlace(FromSettings):
+    """Changes coordinates in place, so that the optimizer stays."""
 
     def __init__(self, trainer: Trainer) -> None:
-        settings = trainer.settings
-        super().__init__(
-            trainer.model,
-            trainer.optimizer,
-            requested(settings),
-            at=parse_switch(settings.switch_at),
-            analysis=analysis_options(settings, pcn_config(settings)),
-        )
+        super().__init__(trainer, optimizer=trainer.optimizer)
 
 
 class SizedByWeights(InPlace):
@@ -115,7 +134,7 @@ class Rewhitened(InPlace):
 
     def __init__(self, trainer: Trainer, *, every: int) -> None:
         super().__init__(trainer)
-        self.every = every
+        self.every = scaled(every, trainer.settings.epochs)
 
     def after_epoch(self, epoch: int, batches: Any, **seen: Any) -> Plan | None:
         if self.plan is None:

@@ -16,8 +16,8 @@ from peers.pruning import TorchPruning
 from peers.svd import QuarterRank, StableRank
 from peers.switches import PeerSwitch
 
-PLANNER: dict[str, Any] = {"precondition": 1.0}  # settings of the planner
 NEEDS_PLAN = ("narrow-planned", "pcn-from-scratch")
+SWITCHED_BY_US = ("pcn-paper", "pcn-planner", "pcn-planner-random-basis")
 SWITCHES: dict[str, type[PeerSwitch]] = {
     "svd-quarter": QuarterRank,
     "svd-stable-rank": StableRank,
@@ -27,7 +27,7 @@ SWITCHES: dict[str, type[PeerSwitch]] = {
 
 def forks(method: str) -> bool:
     """Whether a method's first epochs are its parent's."""
-    return method == "parent" or method.startswith("pcn-p") or method in SWITCHES
+    return method in ("parent", *SWITCHED_BY_US, *SWITCHES)
 
 
 def make_switch(method: str, target: int) -> Callable[..., PeerSwitch] | None:
@@ -58,9 +58,9 @@ def changes(run: Run, base: Settings, plan: Path) -> dict[str, Any]:
         case "pcn-paper":
             return {**switched, **parent.paper[target], "carry_state": False}
         case "pcn-planner":
-            return {**switched, "params": target, **PLANNER}
+            return {**switched, "params": target}
         case "pcn-planner-random-basis":
-            return {**switched, "params": target, **PLANNER, "basis": "random"}
+            return {**switched, "params": target, "basis": "random"}
         case "svd-quarter" | "svd-stable-rank":
             return switched  # the method sets the optimizer up itself
         case "torch-pruning":

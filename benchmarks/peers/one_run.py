@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
@@ -26,10 +26,22 @@ from pcn.training.state import take
 from pcn.training.step import compute_dtype
 from pcn.whole_files import write_whole
 from peers.trainer import MakeSwitch, PeerTrainer, Unread
+from records import Record, commit_at_start, commits_of
 
-Record = dict[str, Any]
 UNWATCHED = {"measure_every": 0, "checkpoint_every": 10}  # settings of every run: nothing that only takes time
 MEBIBYTE = 2**20
+OUTCOME = (  # what is measured of a run
+    "trainable_params",
+    "total_params",
+    "flops_per_sample",
+    "test_accuracy",
+    "validation_accuracy",
+    "validation_after_switch",
+    "train_seconds",
+    "energy_j",
+    "switch_seconds",
+    "peak_mib",
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,7 @@ def run(job: Job) -> Record | None:
     """Train to the end and say what was measured, or return None when time runs out before."""
     if time.time() > job.deadline:
         return None
+    commit = partial(commits_of, job.folder, commit_at_start())
     with world() as here, ExitStack() as stack:
         if job.solo:  # in one go, or parts of it would be counted twice or not at all
             shutil.rmtree(job.folder, ignore_errors=True)
@@ -73,7 +86,7 @@ def run(job: Job) -> Record | None:
             after_event(job, trainer, seen)
 
         seen_data = data if job.reads_test else Unread(data)
-        how = {"world": here, "compiled": job.compiled, "fused": job.fused}
+        how = {"world": here, "compiled": job.compiled, "fused": job.fused, "begun": commit}
         trainer = PeerTrainer(job.settings, seen_data, folder, make_switch=job.make_switch, tell=tell, **how)
         fresh = not any((job.folder / "checkpoints").glob("*.pt"))
         if fresh and not job.solo and job.trunk is not None and job.trunk.exists() and trainer.switch is not None:
@@ -86,7 +99,7 @@ def run(job: Job) -> Record | None:
         if result is None:
             print(f"{job.name}: stops after epoch {trainer.progress.epoch}, its time is up", flush=True)
             return None
-        return measured(job, trainer, result, seen)
+        return {**measured(job, trainer, result, seen), **origin(job)}
 
 
 def after_event(job: Job, trainer: Trainer, seen: list[Record]) -> None:
@@ -129,6 +142,11 @@ def measured(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record])
         "switch_seconds": result["switch_seconds"],
         "peak_mib": None if peak is None else peak / MEBIBYTE,
     }
+
+
+def origin(job: Job) -> Record:
+    """Which code a run that has begun was trained by, and how."""
+    return {"commit": commits_of(job.folder, commit_at_start()), "compiled": job.compiled}
 
 
 def peak_bytes(seen: list[Record]) -> int | None:

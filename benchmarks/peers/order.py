@@ -14,7 +14,7 @@ METHODS = (
     "pcn-from-scratch",  # the planner's architecture with random bases, never switched
     "pcn-paper",  # the paper's ranks and its fresh optimizer at the switch
     "pcn-planner",
-    "pcn-planner-random-basis",  # the same plan in random orthonormal bases
+    "pcn-planner-random-basis",  # the same plan in random directions, preconditioned by the data like the others
     "svd-quarter",
     "svd-stable-rank",
     "torch-pruning",
@@ -23,6 +23,7 @@ MAIN = ("parent", "narrow", "pcn-planner", "pcn-paper")
 ARCHITECTURE = ("narrow-planned", "pcn-from-scratch")  # would show a gain that is mere search of an architecture
 REST = tuple(method for method in METHODS if method not in MAIN + ARCHITECTURE)
 SMALL = tuple(method for method in MAIN if method != "parent")  # the parent is the same for every size
+FIRST_SEED = 10  # of final runs: our method was chosen by trials on seeds 0 to 4, and the grids by runs on seed 0
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Piece:
-    """Methods that are run at one size and length, over seeds 0, 1, ..."""
+    """Methods that are run at one size and length, over so many seeds from ``FIRST_SEED`` on."""
 
     parent: str
     target: int
@@ -74,7 +75,7 @@ def _runs(piece: Piece) -> Iterator[Run]:
     planner_first = sorted(piece.methods, key=lambda method: method != "pcn-planner")  # others wait for its plan
     for method in planner_first:
         yield from grid_runs(method, piece.parent)
-    for seed in range(piece.seeds):
+    for seed in range(FIRST_SEED, FIRST_SEED + piece.seeds):
         for method in piece.methods:
             yield Run(method, piece.parent, piece.target, piece.epochs, seed)
 

@@ -36,10 +36,6 @@ class Parent:
     def sizes(self) -> tuple[int, ...]:
         return tuple(self.paper)
 
-    def size_near(self, trainable: int) -> int:
-        """The size that a network of so many trainable parameters was meant to have."""
-        return min(self.sizes, key=lambda size: max(size / trainable, trainable / size))
-
 
 def _resnet(seed: int, epochs: int, data: Path) -> Settings:
     return cifar10_resnets.settings("wide_resnet20", seed, epochs, data)

@@ -33,7 +33,7 @@ def select(results: Results, parent: str, target: int, epochs: int) -> dict[str,
     found: dict[str, list[Record]] = {}
     for record in results.final.records:
         same = record["parent"] == parent and record["epochs"] == epochs
-        near = record["method"] == "parent" or PARENTS[parent].size_near(record["trainable_params"]) == target
+        near = record["method"] == "parent" or record["target"] == target
         if same and near:
             found.setdefault(record["method"], []).append(record)
     own = any(method != "parent" for method in found) or target == PARENTS[parent].sizes[0]
@@ -43,7 +43,7 @@ def select(results: Results, parent: str, target: int, epochs: int) -> dict[str,
 def final_table(results: Results, parent: str, target: int, epochs: int) -> str:
     """A row for each method, best first."""
     found = select(results, parent, target, epochs)
-    ranked = sorted(found, key=lambda method: -statistics.fmean(column(found[method], "test_accuracy")))
+    ranked = sorted(found, key=lambda method: -(mean(found[method], "test_accuracy") or 0.0))
     head = ["method", "runs", "trainable", "stored", "MFLOPs", "test accuracy (%)", "lowest to highest"]
     head += [f"{OURS} minus it (95%)", "seconds", "kJ", "peak MiB"]
     rows = [_row(method, found[method], found.get(OURS, [])) for method in ranked]
@@ -53,14 +53,15 @@ def final_table(results: Results, parent: str, target: int, epochs: int) -> str:
 
 def _row(method: str, runs: list[Record], ours: list[Record]) -> list[str]:
     accuracies = column(runs, "test_accuracy")
+    diverged = len(runs) - len(accuracies)
     difference = None if method == OURS else paired_difference(by_seed(ours), by_seed(runs))
     return [
         method,
-        str(len(runs)),
-        f"{mean(runs, 'trainable_params'):,.0f}",
-        f"{mean(runs, 'total_params'):,.0f}",
-        f"{mean(runs, 'flops_per_sample') / 1e6:.0f}",
-        f"{statistics.fmean(accuracies):.2f}",
+        f"{len(runs)}, {diverged} diverged" if diverged else str(len(runs)),
+        _shown(runs, "trainable_params", 1, ",.0f"),
+        _shown(runs, "total_params", 1, ",.0f"),
+        _shown(runs, "flops_per_sample", 1e6, ".0f"),
+        _shown(runs, "test_accuracy", 1, ".2f"),
         f"{min(accuracies):.2f} to {max(accuracies):.2f}" if len(accuracies) > 1 else "",
         "" if difference is None else str(difference),
         _shown(runs, "train_seconds", 1, ".0f"),
@@ -98,7 +99,8 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def by_seed(runs: list[Record], name: str = "test_accuracy") -> dict[int, float]:
-    return {record["seed"]: record[name] for record in runs}
+    """The values that are known: a run that has diverged has no accuracy, and is in no pair."""
+    return {record["seed"]: record[name] for record in runs if record[name] is not None}
 
 
 def column(runs: list[Record], name: str) -> list[float]:

@@ -10,7 +10,7 @@ from pcn.whole_files import write_whole
 from peers import RESULTS
 from peers.order import Run, grid_runs
 from peers.parents import PARENTS, Point
-from records import Record, Records, alone_in, provenance
+from records import Record, Records, alone_in, joined, provenance
 
 FIELDS = (
     "method",
@@ -24,9 +24,24 @@ FIELDS = (
     "train_seconds",
     "energy_j",
     "peak_mib",
+    "target",
+    "learning_rate",
+    "weight_decay",
+    "commit",
+    "compiled",
 )
 MEASURED = ("train_seconds", "energy_j", "peak_mib")
-GRID_FIELDS = ("method", "parent", "seed", "epochs", "learning_rate", "weight_decay", "validation_accuracy")
+GRID_FIELDS = (
+    "method",
+    "parent",
+    "seed",
+    "epochs",
+    "learning_rate",
+    "weight_decay",
+    "validation_accuracy",
+    "commit",
+    "compiled",
+)
 
 
 class Replaceable(Records):
@@ -53,13 +68,18 @@ class Results:
         return next((record for record in found.records if _is(record, run)), None)
 
     def add(self, run: Run, measured: Record) -> None:
-        known = {"method": run.method, "parent": run.parent, "seed": run.seed, "epochs": run.epochs}
+        """Keep what was measured of a run, at the point that it was done at."""
+        point = self.point(run)
+        assert point is not None
+        known = {name: getattr(run, name) for name in ("method", "parent", "seed", "epochs", "target")}
+        record = {**known, **point._asdict(), **measured}
         if run.point is not None:
-            self.grid.add(_only(GRID_FIELDS, {**known, **run.point._asdict(), **measured}))
+            self.grid.add(_only(GRID_FIELDS, record))
         elif (earlier := self.find(run)) is None:
-            self.final.add(_only(FIELDS, {**known, **measured}))
+            self.final.add(_only(FIELDS, record))
         else:
-            self.final.replace(earlier, {**earlier, **_only(MEASURED, measured)})
+            commit = joined(earlier["commit"], measured["commit"])
+            self.final.replace(earlier, {**earlier, **_only(MEASURED, measured), "commit": commit})
 
     def machine(self) -> str:
         """What the last of the final runs was made on."""
@@ -83,8 +103,9 @@ class Results:
         return max(found, key=accuracy)
 
     def plan_file(self, run: Run) -> Path:
-        """Where the plan lies that the planner has made for a run's size, length and seed."""
-        return self.plans / f"{run.parent}-{run.target}-epochs{run.epochs}-seed{run.seed}.json"
+        """Where the plan lies that the planner has made for a run's size, length and seed; the grid has its own."""
+        stage = "" if run.point is None else "-grid"
+        return self.plans / f"{run.parent}-{run.target}-epochs{run.epochs}-seed{run.seed}{stage}.json"
 
 
 def writes_plan(run: Run) -> bool:
@@ -98,8 +119,7 @@ def _is(record: Record, run: Run) -> bool:
         return False
     if run.point is not None:
         return (record["learning_rate"], record["weight_decay"]) == run.point
-    parent = PARENTS[run.parent]
-    return run.method == "parent" or parent.size_near(record["trainable_params"]) == run.target
+    return run.method == "parent" or record["target"] == run.target
 
 
 def _only(names: tuple[str, ...], record: dict[str, Any]) -> Record:

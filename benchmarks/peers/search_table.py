@@ -26,7 +26,7 @@ ACCURACY = "validation_accuracy"
 def table(records: Sequence[Record]) -> str:
     """A row for each arm and length: validation accuracy, and the paired difference from a plain narrower network.
 
-    The operations of training are those of the parent's epochs and of the ones after the switch, over the narrower
+    The operations of training are those of the epochs before the switch and of the ones after it, over the narrower
     network's.
     """
     if not records:
@@ -60,10 +60,11 @@ def _operations(runs: list[Record], by_arm: dict[str, list[Record]]) -> str:
     parent, narrow, own = (mean(each, "flops_per_sample") for each in (by_arm["parent"], by_arm["narrow"], runs))
     if narrow is None or own is None:
         return ""
+    first_network = narrow if "model" in ARMS[first["arm"]] else parent
     before = (first["switch_epoch"] or 0) / first["epochs"]
-    if before and parent is None:
+    if before and first_network is None:
         return ""
-    return f"{(before * (parent or 0.0) + (1 - before) * own) / narrow:.2f}"
+    return f"{(before * (first_network or 0.0) + (1 - before) * own) / narrow:.2f}"
 
 
 def _after_switch(runs: list[Record]) -> str:

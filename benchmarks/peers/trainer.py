@@ -53,7 +53,7 @@ class PeerTrainer(Trainer):
         self.side_j = plus(self.side_j, self.watch.taken[-1][1])
         return step
 
-    def switched(self, switch: Any) -> None:
+    def switched(self, plan: Any) -> None:
         begin = len(self.watch.taken)
-        super().switched(switch)
+        super().switched(plan)
         self.side_j = plus(self.side_j, self.watch.taken[begin][1])

@@ -27,6 +27,7 @@ def record(method: str, seed: int, accuracy: float, **changes: Any) -> dict[str,
         "train_seconds": None,
         "energy_j": None,
         "peak_mib": 1000.0,
+        "target": 1_094_154,
     } | changes
 
 
@@ -75,7 +76,7 @@ def test_a_table_ranks_methods_and_compares_pairs(tmp_path: Path) -> None:
     assert tables(Results(tmp_path / "empty")) == [NOTHING]
     ours = [record("pcn-planner", seed, 92.5 + seed / 10, train_seconds=60.0) for seed in (0, 1, 2)]
     narrow = [record("narrow", seed, 92.0 + seed / 10) for seed in (0, 1, 2)]
-    other = [record("narrow", 0, 91.0, trainable_params=467_662), record("parent", 0, 93.0)]
+    other = [record("narrow", 0, 91.0, trainable_params=467_662, target=473_802), record("parent", 0, 93.0)]
     first, second = tables(results_in(tmp_path, [*narrow, *ours, *other]))
     rows = [line.split(" | ") for line in first.splitlines() if line.startswith("| ")][2:]
     assert [row[0].strip("| ") for row in rows] == ["parent", "pcn-planner", "narrow"]
@@ -85,6 +86,27 @@ def test_a_table_ranks_methods_and_compares_pairs(tmp_path: Path) -> None:
     assert rows[2][8] == ""
     assert "473,802" in second
     assert "91.00" in second
+
+
+def test_a_run_that_has_diverged_is_shown_and_counts_in_no_mean(tmp_path: Path) -> None:
+    from peers.report import tables
+
+    nothing = dict.fromkeys(("trainable_params", "total_params", "flops_per_sample", "peak_mib"))
+    ours = [record("pcn-planner", seed, 92.5) for seed in (0, 1, 2)]
+    narrow = [record("narrow", 0, 92.0), record("narrow", 1, 92.1), record("narrow", 2, None, **nothing)]
+    lost = [record("svd-quarter", 0, None, **nothing)]
+    (shown,) = tables(results_in(tmp_path, [*lost, *narrow, *ours]))
+    rows = [line.strip("| ").split(" | ") for line in shown.splitlines() if line.startswith("| ")][2:]
+    assert [row[:2] for row in rows] == [
+        ["pcn-planner", "3"],
+        ["narrow", "3, 1 diverged"],
+        ["svd-quarter", "1, 1 diverged"],
+    ]
+    assert rows[1][5] == "92.05"
+    assert rows[1][7] == "+0.45 (-0.19 to +1.09)"  # two pairs
+    assert not any(rows[2][2:])
+    figures = pytest.importorskip("peers.figures", reason="needs matplotlib", exc_type=ImportError)
+    assert list(figures.draw(results_in(tmp_path, [*lost, *narrow]), tmp_path)) == ["peers_wide_resnet20_60"]
 
 
 def test_figures_are_drawn_from_the_results_alone_and_the_same_every_time(tmp_path: Path) -> None:

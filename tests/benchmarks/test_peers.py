@@ -23,6 +23,7 @@ METHODS = (
 FIELDS = (
     *("method", "parent", "seed", "epochs", "trainable_params", "total_params", "flops_per_sample", "test_accuracy"),
     *("train_seconds", "energy_j", "peak_mib"),
+    *("target", "learning_rate", "weight_decay", "commit", "compiled"),
 )
 
 
@@ -45,14 +46,15 @@ def a_run(method: str, **changes: Any) -> Any:
 
 
 def do(comparison: Any, method: str, **changes: Any) -> dict[str, Any]:
-    """Do a run in this process, at the grid's only point, and keep its record."""
+    """Do a run in this process, a final one at the grid's only point, and keep its record."""
     from peers.comparison import attempt
 
-    comparison.results.grid.records.append(
-        {"method": method, "parent": "tiny", "seed": 0, "epochs": 2, "learning_rate": 0.05, "weight_decay": 1e-4}
-        | {"validation_accuracy": 10.0}
-    )
     run = a_run(method, **changes)
+    if run.point is None:
+        comparison.results.grid.records.append(
+            {"method": method, "parent": "tiny", "seed": 0, "epochs": 2, "learning_rate": 0.05, "weight_decay": 1e-4}
+            | {"validation_accuracy": 10.0}
+        )
     assert comparison.ready(run, [])
     comparison.finished(run, attempt(comparison.job(run)))
     return comparison.results.find(run)
@@ -81,6 +83,8 @@ def test_every_method_trains_to_the_end_and_meets_the_size(comparison: Any, meth
     if method in ("pcn-from-scratch", "pcn-planner-random-basis"):
         assert record["trainable_params"] == ours  # the same plan
     assert tuple(record) == FIELDS
+    assert (record["target"], record["learning_rate"], record["weight_decay"]) == (TARGET, 0.05, 1e-4)
+    assert record["compiled"] is False
     if method not in ("parent", "pcn-paper"):  # which have no size to choose
         # One rank or one channel of every layer more or less is some percent of a network this small.
         assert record["trainable_params"] == pytest.approx(TARGET, rel=0.08)
@@ -165,6 +169,83 @@ def test_the_grid_never_reads_the_test_set_and_the_best_point_wins(comparison: A
     assert comparison.results.chosen("parent", "tiny") == only.point
     stored = json.loads((comparison.results.grid.path).read_text())["records"]
     assert "test_accuracy" not in stored[0]
+    assert {"learning_rate", "weight_decay", "commit", "compiled"} <= stored[0].keys()
+
+
+@pytest.fixture
+def _diverges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every loss is no number."""
+    from pcn.training.losses import Losses
+
+    monkeypatch.setattr(Losses, "mean", lambda losses: math.nan)
+
+
+@pytest.mark.usefixtures("_diverges")
+def test_a_run_that_diverges_is_recorded_without_an_accuracy(comparison: Any) -> None:
+    from peers.comparison import attempt
+    from peers.order import grid_runs
+
+    (only,) = grid_runs("narrow", "tiny")
+    comparison.finished(only, attempt(comparison.job(only)))
+    assert comparison.results.find(only)["validation_accuracy"] is None
+    record = do(comparison, "narrow")
+    assert tuple(record) == FIELDS
+    assert record["test_accuracy"] is record["trainable_params"] is None
+    assert (record["target"], record["compiled"]) == (TARGET, False)
+    assert comparison.left([a_run("narrow")]) == []
+    comparison.options.solo = True
+    assert comparison.left([a_run("narrow")]) == []  # it has no time of a whole run
+
+
+def test_a_run_that_diverges_while_it_is_timed_again_has_failed(
+    comparison: Any, request: pytest.FixtureRequest
+) -> None:
+    from pcn.errors import ConfigError
+    from peers.comparison import attempt
+
+    do(comparison, "narrow")
+    comparison.options.solo = True
+    request.getfixturevalue("_diverges")
+    with pytest.raises(ConfigError, match="the loss is"):
+        attempt(comparison.job(a_run("narrow")))
+
+
+def test_a_record_names_the_commits_of_its_beginning_and_of_its_times(
+    comparison: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peers.order import grid_runs
+    from records import commit_at_start
+
+    (only,) = grid_runs("narrow", "tiny")
+
+    def at(commit: str, **changes: Any) -> str:
+        monkeypatch.setenv("PCN_COMMIT", commit)
+        commit_at_start.cache_clear()
+        return do(comparison, "narrow", **changes)["commit"]
+
+    assert at("abc", point=only.point) == "abc"
+    assert at("abc") == "abc"
+    comparison.options.solo = True
+    assert at("def") == "abc+def"
+    commit_at_start.cache_clear()
+
+
+def test_the_grid_and_final_runs_have_plans_of_their_own(comparison: Any) -> None:
+    from peers.order import grid_runs
+
+    (ours,), (theirs,) = grid_runs("pcn-planner", "tiny"), grid_runs("narrow-planned", "tiny")
+    grid_plan, final_plan = comparison.results.plan_file(ours), comparison.results.plan_file(a_run("pcn-planner"))
+    assert grid_plan != final_plan
+    do(comparison, "pcn-planner", point=ours.point)
+    assert grid_plan.exists()
+    assert not final_plan.exists()
+    assert comparison.job(theirs).settings.model_options["plan"] == str(grid_plan)
+    assert comparison.ready(theirs, [])
+    do(comparison, "narrow-planned", point=theirs.point)
+    assert not comparison.ready(a_run("narrow-planned"), [])
+    do(comparison, "pcn-planner")
+    assert final_plan.exists()
+    assert comparison.job(a_run("narrow-planned")).settings.model_options["plan"] == str(final_plan)
 
 
 def test_the_best_point_of_a_grid_is_chosen_once_it_is_complete(tmp_path: Path) -> None:
@@ -175,7 +256,8 @@ def test_the_best_point_of_a_grid_is_chosen_once_it_is_complete(tmp_path: Path) 
     assert len(runs) == 6
     for number, run in enumerate(runs):
         assert results.chosen("narrow", "wide_resnet20") is None
-        results.add(run, {"validation_accuracy": None if number == 5 else 80.0 + (number == 3)})
+        accuracy = None if number == 5 else 80.0 + (number == 3)
+        results.add(run, {"validation_accuracy": accuracy, "commit": "abc", "compiled": True})
     assert results.chosen("narrow", "wide_resnet20") == runs[3].point
     assert Results(tmp_path).chosen("narrow", "wide_resnet20") == runs[3].point
     assert results.chosen("parent", "wide_resnet20") is None
@@ -187,6 +269,8 @@ def test_the_order_has_every_run_that_is_asked_for_once() -> None:
     runs = in_order()
     assert len(runs) == len(set(runs))
     final = [run for run in runs if run.point is None]
+    assert {run.seed for run in final} == {10, 11, 12, 13, 14}  # not those of the search, nor the grid's
+    assert {run.seed for run in runs if run.point is not None} == {0}
 
     def seeds(method: str, target: int, epochs: int) -> int:
         return sum((run.method, run.target, run.epochs) == (method, target, epochs) for run in final)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pcn.costs.count import flops_per_sample
+from pcn.training import load_data
 from pcn.training.requests import build_model
 
 
@@ -26,12 +27,14 @@ def test_every_arm_of_the_search_can_be_set_up(tmp_path: Path) -> None:
     for trial in [search.Trial(arm, 3, epochs) for arm in search.ARMS for epochs in (20, 60)]:
         settings = search.settings(trial, tmp_path)
         assert settings.seed == 3
-        if trial.parent is None:
+        assert settings.model_options == {} or settings.model_options["target"] == search.TARGET
+        if trial.switch_epoch is None:
             assert settings.switch_at == "never"
-            assert settings.model_options == {} or settings.model_options["target"] == search.TARGET
+            assert trial.parent is None
             continue
         assert int(settings.switch_at) == trial.switch_epoch < settings.epochs
-        assert search.settings(trial.parent, tmp_path).weight_decay in (settings.weight_decay, 1e-4)
+        first = settings if trial.parent is None else search.settings(trial.parent, tmp_path)
+        assert first.weight_decay in (settings.weight_decay, 1e-4)
         asked = requested(settings)
         getattr(asked, "config", asked).check_names(names)
 
@@ -78,6 +81,50 @@ def tiny_search(tiny_parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return search.Search(Records(tmp_path / "search.json"), options)
 
 
+def trainer(arm: str, epochs: int = 20, **changes: Any) -> Any:
+    """A trainer with the switch of an arm."""
+    import planner_search as search
+    from peers.trainer import PeerTrainer
+
+    settings = dataclasses.replace(search.settings(search.Trial(arm, 0, epochs), Path("none")), **changes)
+    data = load_data(settings, torch.device("cpu"), torch.float32)
+    return PeerTrainer(settings, data, make_switch=search.ARMS[arm].get("switch"))
+
+
+@pytest.mark.usefixtures("tiny_search")
+def test_a_longer_trial_changes_again_as_much_later() -> None:
+    rewhitened = "batch statistics, precondition 1, whitened again every 3 epochs, taylor"
+    for arm in ("two cuts", "basis trained to epoch 5"):
+        assert [trainer(arm, epochs).switch.again_at for epochs in (20, 60)] == [5, 15]
+    assert [trainer(rewhitened, epochs).switch.every for epochs in (20, 60)] == [3, 9]
+
+
+@pytest.mark.usefixtures("tiny_search")
+@pytest.mark.parametrize("arm", ["two cuts", "basis trained to epoch 5", "sized by weights, taylor"])
+@pytest.mark.parametrize("mode", ["eval", "batch"])
+def test_a_switch_of_its_own_looks_at_the_network_as_its_control_does(arm: str, mode: str) -> None:
+    own, control = trainer(arm, analysis_mode=mode), trainer("fresh optimizer", analysis_mode=mode)
+    assert own.switch.analysis == control.switch.analysis
+    assert own.switch.analysis["mode"] == mode
+
+
+def test_a_narrower_network_is_preconditioned_and_nothing_else(tiny_search: Any) -> None:
+    import planner_search as search
+    from peers.one_run import run
+
+    tiny_search.options.epochs, tiny_search.options.arms = 2, ["narrow", "narrow, precondition 1"]
+    plain, own = tiny_search.left()
+    assert (own.parent, tiny_search.job(own).trunk) == (None, None)
+    assert (own.switch_epoch, search.Trial(own.arm, 0, 20).switch_epoch) == (1, 1)  # the tiny parent's
+    for trial in (plain, own):
+        tiny_search.finished(trial, run(tiny_search.job(trial)))
+    before, after = tiny_search.records.records
+    assert after["switch_epoch"] == 1
+    biases = after["trainable_params"] - before["trainable_params"]
+    assert 0 <= biases < 0.02 * before["trainable_params"]  # no weight went; layers that had no bias gain one
+    assert after["total_params"] > after["trainable_params"]  # the bases
+
+
 def test_trials_of_the_search_fork_from_one_parent(tiny_search: Any) -> None:
     import planner_search as search
     from peers.one_run import run
@@ -96,6 +143,8 @@ def test_trials_of_the_search_fork_from_one_parent(tiny_search: Any) -> None:
     assert first["validation_after_switch"] == second["validation_after_switch"]
     assert first["trainable_params"] == second["trainable_params"] <= 120_000
     assert "test_accuracy" not in first
+    assert first["compiled"] is False
+    assert first["commit"] == whole["commit"]
     assert len(search.table(tiny_search.records.records).splitlines()) == 6
 
 

@@ -20,6 +20,7 @@ def questions() -> list[dict[str, object]]:
         {
             "network": f"conv4-pcn, {arm}",
             "seed": seed,
+            "epochs": 20,
             "test_accuracy": accuracy,
             "validation_after_switch": None if arm == "from scratch" else 60.0,
         }
@@ -47,6 +48,29 @@ def test_differences_are_of_runs_with_the_same_seed(tmp_path: Path) -> None:
     assert "| conv4-pcn | random basis | 2 | 60.00 | 76.00 | -1.50 ± 0.50 |" in shown
     assert "| conv4-pcn | from scratch | 1 |  | 74.00 | -3.00 |" in shown
     assert shown.index("as in the paper") < shown.index("from scratch")
+
+
+def test_runs_of_several_lengths_are_apart(tmp_path: Path) -> None:
+    import table
+
+    longer = [{**record, "epochs": 60, "test_accuracy": record["test_accuracy"] + 5} for record in questions()[:3]]
+    write(tmp_path, "open_questions", [*longer, *questions()])
+    shown = table.table("open_questions", tmp_path)
+    assert "| conv4-pcn, 20 epochs | as in the paper | 2 | 60.00 | 77.50 |  |" in shown
+    assert "| conv4-pcn, 20 epochs | random basis | 2 | 60.00 | 76.00 | -1.50 ± 0.50 |" in shown
+    assert "| conv4-pcn, 60 epochs | as in the paper | 2 | 60.00 | 82.50 |  |" in shown
+    assert "| conv4-pcn, 60 epochs | random basis | 1 | 60.00 | 80.00 | -2.00 |" in shown
+    assert shown.index("from scratch") < shown.index("60 epochs")
+    sizes = {"trainable_params": 1, "total_params": 1}
+    runs = [
+        {"network": network, "seed": 0, "epochs": epochs, "test_accuracy": 90.0 + epochs / 100, **sizes}
+        for network, epochs in (("resnet20", 60), ("resnet20", 182), ("resnet110", 182))
+    ]
+    write(tmp_path, "cifar10_resnets", runs)
+    shown = table.table("cifar10_resnets", tmp_path)
+    assert "| resnet20, 60 epochs | 1 | 1 | 1 | 90.60 |" in shown
+    assert "| resnet20, 182 epochs | 1 | 1 | 1 | 91.82 |" in shown
+    assert "| resnet110 | 1 | 1 | 1 | 91.82 |" in shown
 
 
 def test_robustness_and_ablation_are_tables_of_their_own(tmp_path: Path) -> None:

@@ -69,6 +69,24 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(folder: Path) -> None
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
+def test_a_record_names_the_commits_at_which_its_run_began(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import records
+    from runs import run
+
+    def run_at(commit: str, **changes: object) -> dict[str, object] | None:
+        monkeypatch.setattr(records, "commit", lambda: commit)
+        records.commit_at_start.cache_clear()
+        return run(resnet_job(folder, "work", **changes))
+
+    def moves_on(_: object) -> dict[str, object]:
+        monkeypatch.setattr(records, "commit", lambda: "later")
+        return {}
+
+    assert run_at("abc", deadline=time.time() + 1e-1, each_epoch=moves_on) is None
+    assert run_at("def")["commit"] == "abc+def"
+    records.commit_at_start.cache_clear()
+
+
 @pytest.mark.parametrize("carry_state", [False, True])
 def test_a_pcn_branches_off_its_parents_first_epochs(folder: Path, carry_state: bool) -> None:
     from runs import run, trunk_ready
