@@ -90,7 +90,8 @@ BESIDE = {
     ("LayerRule", "keep_outputs"): "how many of their outputs they keep; None: all",
     ("LayerRule", "order"): "None: that of the configuration",
     ("Switch", "params"): "short for `config=Budget(params=...)`",
-    ("Switch", "fade"): "steps over which what the cut takes away fades first; needs `after_step` after each of them",
+    ("Switch", "fade"): "steps over which what the cut takes away fades first; needs `after_step` after each of them, "
+    "and neither `keep_outputs`, `drop_channels` nor `keep_dropped`",
     ("Budget", "params"): 'trained parameters: a number (1 is one), or a fraction of now (1.0 and `"100%"` are all)',
     ("Budget", "flops"): "operations of linear and convolutional layers per sample, likewise",
     ("Budget", "step_ms"): 'milliseconds of a training step (5, `"0.5 ms"`), or a fraction of now (0.5, `"50%"`)',
@@ -102,7 +103,9 @@ BESIDE = {
 SETTINGS = """\
 As flags (`--learning-rate 0.1`), in a TOML file (`learning_rate = 0.1`) or in Python
 (`pcn.training.Settings(learning_rate=0.1)`). Flags win over the file. What belongs to the machine and not to the result
-(`--out`, `--device`, `--threads`, `--compile`, `--fuse`) stands in `pcn train --help`.
+(`--out`, `--device`, `--threads`, `--compile`, `--fuse`) stands in `pcn train --help`. Two of these draw other random
+numbers all the same, so that the result differs as with another seed: `--compile` in a network with dropout, and
+`--device` there and for the order of the data. The others change at most how numbers are rounded.
 """
 
 
@@ -175,15 +178,18 @@ def as_markdown(text: str) -> str:
 
 
 def field_helps(cls: type[Any]) -> dict[str, str]:
-    """What is said of each field: the comment beside it, or else the part of the docstring that names it."""
+    """What is said of each field: the comment beside or above it, or else the part of the docstring that names it."""
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    found_in = [token for token in tokens if token.type == tokenize.COMMENT]
+    comments = {token.start[0]: token.string.lstrip("# ") for token in found_in}
+    alone = {token.start[0] for token in found_in if token.line.lstrip().startswith("#")}
     found = {}
     body = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)).body
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            beside = [comments[n] for n in range(node.lineno, (node.end_lineno or node.lineno) + 1) if n in comments]
+            first = node.lineno - 1 if node.lineno - 1 in alone else node.lineno
+            beside = [comments[n] for n in range(first, (node.end_lineno or node.lineno) + 1) if n in comments]
             name = node.target.id
             found[name] = " ".join(beside) or BESIDE.get((cls.__name__, name)) or mentioned(name, cls.__doc__ or "")
     return found

@@ -10,7 +10,7 @@ import torch
 import pcn
 from distributed.launch import torchrun
 from integrations.accelerate_run import Run, check_every_state_resumes
-from integrations.training import network, optimizer_of, two_optimizers_of
+from integrations.training import data, network, optimizer_of, two_optimizers_of
 from pcn.integrations.accelerate import FILE, prepare_switch
 
 
@@ -29,6 +29,16 @@ def test_two_processes_end_alike_and_resume(tmp_path: Path) -> None:
 
 def test_accelerates_wrapper_does_not_hide_the_optimizer(tmp_path: Path) -> None:
     Run(strict=True).train(tmp_path)  # which refuses an optimizer whose state would be lost
+
+
+def test_a_saved_model_is_loaded_by_itself(tmp_path: Path) -> None:
+    run = Run()
+    run.accelerator.save_model(run.model, str(tmp_path / "whole"))
+    run.train(tmp_path)
+    run.accelerator.save_model(run.model, tmp_path / "switched")
+    assert not (tmp_path / "whole" / "plan.json").exists()
+    loaded, inputs = pcn.load(network(), tmp_path / "switched"), data()[:][0]
+    torch.testing.assert_close(loaded.eval()(inputs), run.model.eval()(inputs), rtol=0, atol=0)
 
 
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import pcn
 from distributed.launch import torchrun
@@ -58,6 +59,23 @@ def test_a_checkpoint_is_loaded_by_itself(tmp_path: Path) -> None:
     switching().attach(trainer)
     with pytest.raises(pcn.FileError, match="other names"):
         trainer.train(resume_from_checkpoint=str(after))
+
+
+def test_a_saved_model_is_loaded_from_its_own_configuration(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, save_strategy="no")
+    switching().attach(trainer)
+    trainer.save_model(str(tmp_path / "whole"))
+    trainer.train()
+    trainer.save_model(str(tmp_path / "switched"))
+    trainer.save_model()
+    assert [(tmp_path / name / "plan.json").exists() for name in ("whole", "switched", "")] == [False, True, True]
+    configuration = AutoConfig.from_pretrained(tmp_path / "switched")
+    model = AutoModelForSequenceClassification.from_config(configuration)
+    loaded, (batch, _) = pcn.load(model, tmp_path / "switched").eval(), batches()
+    torch.testing.assert_close(loaded(**batch).logits, trainer.model.eval()(**batch).logits, rtol=0, atol=0)
+    pcn.fold_(trainer.model)
+    trainer.save_model(str(tmp_path / "folded"))
+    assert not (tmp_path / "folded" / "plan.json").exists()
 
 
 def test_a_checkpoint_that_was_not_written_to_its_end_says_so(tmp_path: Path) -> None:

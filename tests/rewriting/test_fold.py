@@ -290,6 +290,26 @@ def test_what_cannot_be_folded_is_refused_and_left_alone() -> None:
 FOLDED = [(kind, order) for kind in MODELS for order in (None, *ORDERS)]
 
 
+def test_the_part_that_carries_a_plan_is_named() -> None:
+    x = vectors()
+    averaged = torch.optim.swa_utils.AveragedModel(transform_(Mlp(), x, PCNConfig(rank=6)))
+    with pytest.raises(PlanError, match="carries no plan: its part 'module' does: give that"):
+        fold_(averaged)
+    expected = averaged(x)
+    fold_(averaged.module)
+    assert distance(averaged(x), expected) < 1e-5
+
+
+def test_a_model_that_is_folded_in_inference_mode_trains_on() -> None:
+    model = transform_(conv_net(), images(), halves())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    changed_by_training(model, images(), optimizer)
+    with torch.inference_mode():
+        fold_(model, optimizer=optimizer)
+    assert not any(tensor.is_inference() for tensor in model.state_dict().values())
+    changed_by_training(model.train(), images(), optimizer)
+
+
 def trained(kind: str, order: Order | None, momentum: float = 0.9) -> tuple[nn.Module, torch.optim.SGD]:
     """A network that was switched in the midst of its training, and its optimizer."""
     model, stats, plan = planned(kind, order)

@@ -111,14 +111,25 @@ def test_a_run_that_is_resumed_while_it_fades_ends_like_one_that_was_not() -> No
     ("options", "more", "said"),
     [
         ({"keep_dropped": True}, {}, "keeps what fade takes away"),
-        ({"layers": {"fc1": pcn.LayerRule(rank=6, keep_outputs=12)}}, {}, "dropped cannot fade"),
+        ({"keep_outputs": 0.5}, {}, "fade=3 with keep_outputs: channels that are dropped cannot fade"),
+        (
+            {"layers": {"fc1": pcn.LayerRule(rank=6, keep_outputs=12)}},
+            {},
+            r"keep_outputs in layers\['fc1'\]: .* cannot fade",
+        ),
         ({}, {"fade": -1}, "fade=-1"),
     ],
 )
-def test_what_cannot_fade_is_refused(options: dict[str, Any], more: dict[str, Any], said: str) -> None:
-    model, x, _ = built("dense")
+def test_what_cannot_fade_is_refused_at_once(options: dict[str, Any], more: dict[str, Any], said: str) -> None:
+    model, _, _ = built("dense")
     with pytest.raises(pcn.ConfigError, match=said):
-        pcn.Switch(model, None, pcn.PCNConfig(**CONFIG, **options), at=1, **{"fade": 3, **more}).after_epoch(1, [x])
+        pcn.Switch(model, None, pcn.PCNConfig(**CONFIG, **options), at=1, **{"fade": 3, **more})
+
+
+def test_a_budget_that_drops_channels_cannot_fade() -> None:
+    model, _, _ = built("dense")
+    with pytest.raises(pcn.ConfigError, match="fade=3 with drop_channels"):
+        pcn.Switch(model, None, pcn.Budget(params=0.5, step=1, drop_channels=True), fade=3)
 
 
 def test_a_layer_with_nothing_to_make_up_for_its_mean_is_refused() -> None:
@@ -126,6 +137,11 @@ def test_a_layer_with_nothing_to_make_up_for_its_mean_is_refused() -> None:
     model.fc2 = nn.Linear(24, 24, bias=False).double()
     with pytest.raises(pcn.ConfigError, match="'fc2' cannot fade"):
         pcn.Switch(model, None, pcn.PCNConfig(**CONFIG), at=1, fade=3).after_epoch(1, [x])
+    named = pcn.PCNConfig(**CONFIG, layers={"fc2": pcn.LayerRule(rank=8)})
+    with pytest.raises(pcn.ConfigError, match="'fc2' cannot fade"):
+        pcn.Switch(model, None, named, fade=3)
+    with pytest.raises(pcn.ConfigError, match="'0' cannot fade"):
+        pcn.Switch(nn.Sequential(nn.Linear(8, 64, bias=False), nn.ReLU()), None, fade=3)
 
 
 def test_what_the_cut_could_not_do_is_refused_before_anything_fades() -> None:
@@ -186,6 +202,28 @@ def test_a_loop_that_tells_no_steps_hears_of_it() -> None:
     model, x, _ = built("dense")
     switch = pcn.Switch(model, None, pcn.PCNConfig(**CONFIG), at=1, fade=4)
     switch.after_epoch(1, [x])
+    with pytest.raises(pcn.ConfigError, match=r"call switch.after_step"):
+        switch.after_epoch(2, [x])
+
+
+def test_that_no_steps_are_told_shows_after_a_resume_too() -> None:
+    switches = [pcn.Switch(built("dense")[0], None, pcn.PCNConfig(**CONFIG), at=1, fade=9) for _ in range(2)]
+    x = built("dense")[1]
+    switches[0].after_epoch(1, [x])
+    switches[0].after_step(2, [x])
+    switches[0].after_epoch(2, [x])
+    switches[1].load_state_dict(switches[0].state_dict())
+    with pytest.raises(pcn.ConfigError, match=r"call switch.after_step"):
+        switches[1].after_epoch(3, [x])
+
+
+def test_fading_may_begin_with_the_last_step_of_an_epoch() -> None:
+    model, x, _ = built("dense")
+    switch = pcn.Switch(model, None, pcn.PCNConfig(**CONFIG), at=pcn.AfterStep(2), fade=4)
+    for number in (1, 2):
+        switch.after_step(number, [x])
+    assert switch.begun
+    assert switch.after_epoch(1, [x]) is None
     with pytest.raises(pcn.ConfigError, match=r"call switch.after_step"):
         switch.after_epoch(2, [x])
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from pcn.errors import ConfigError, FileError, PCNError
-from pcn.integrations.callback_switch import plan_in
+from pcn.integrations.callback_switch import plan_in, write_plan
 from pcn.layers import unwrap
 from pcn.running.optimizers import as_optimizers
 from pcn.switching import Switch
@@ -28,7 +30,8 @@ SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGA
 def prepare_switch(accelerator: Accelerator, switch: Switch) -> Switch:
     """Return the switch for a prepared model and its optimizers, which ``save_state`` and ``load_state`` then include.
 
-    A state saved after the switch loads into a model and optimizers that were built and prepared as usual.
+    A state saved after the switch loads into a model and optimizers that were built and prepared as usual. What
+    ``save_model`` writes after the switch holds the plan besides, for ``pcn.load(model, folder)``.
     """
     if accelerator.distributed_type in SHARDED:
         raise ConfigError(f"{accelerator.distributed_type} is not supported: train on one device or with plain DDP")
@@ -47,6 +50,14 @@ def prepare_switch(accelerator: Accelerator, switch: Switch) -> Switch:
         plan_in({"switch": state}, switch.model)  # raises for a state from before the switch that is behind this model
         switch.load_state_dict(state)
 
+    save_model = accelerator.save_model
+
+    def save_with_plan(model: nn.Module, save_directory: str | os.PathLike[str], *args: Any, **options: Any) -> None:
+        save_model(model, save_directory, *args, **options)
+        if accelerator.is_main_process:
+            write_plan(model, Path(save_directory))
+
+    accelerator.save_model = save_with_plan
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)  # before the weights, which need the plan's shape
     return switch

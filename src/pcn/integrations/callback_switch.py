@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -12,8 +13,10 @@ from pcn.errors import ConfigError, PlanError, suggest
 from pcn.plans.plan import Plan, get_plan
 from pcn.running.example import Batches
 from pcn.running.optimizers import Optimizers
+from pcn.saving.model_folder import PLAN_FILE
 from pcn.switching import Switch
 from pcn.switching.rules import as_switch_rule
+from pcn.whole_files import write_whole
 
 OPTIONS = [field.name for field in fields(Switch) if field.init and field.name not in ("model", "optimizer", "group")]
 State = dict[str, Any]
@@ -85,6 +88,13 @@ class CallbackSwitch:
     def after_step(self, step: int) -> Plan | None:
         """Tell how many optimizer steps are done."""
         return None if self._switch is None else self._switch.after_step(step, self._batches)
+
+
+def write_plan(model: nn.Module, folder: Path) -> None:
+    """Write a switched model's plan beside its weights, for ``pcn.load``."""
+    plan = get_plan(model)
+    if plan is not None:
+        write_whole(folder / PLAN_FILE, plan.to_json().encode())
 
 
 def plan_in(state: State | None, model: nn.Module) -> Plan | None:

@@ -13,11 +13,10 @@ from torch import nn
 
 from pcn.errors import ConfigError, FileError, PCNError
 from pcn.integrations.accelerate import FILE, bare, read_state
-from pcn.integrations.callback_switch import CallbackSwitch, State, plan_in
+from pcn.integrations.callback_switch import CallbackSwitch, State, plan_in, write_plan
 from pcn.nn import PCModule
 from pcn.plans.plan import Plan
 from pcn.running.example import Batches
-from pcn.saving.model_folder import PLAN_FILE
 from pcn.whole_files import write_whole
 
 try:
@@ -33,8 +32,8 @@ class SwitchCallback(TrainerCallback):
     ``batches`` (or a function that returns them) are a few thousand training samples *without augmentation*, in every
     process its own or the same; ``metric`` is the name of the validation accuracy, such as ``"eval_accuracy"``, for
     rules that ask for one; everything else is as for :class:`pcn.Switch`. After epoch 3 means at the start of the next
-    one, so that checkpoints of epoch 3 are still the whole model's. Checkpoints from after the switch hold the plan
-    besides, for ``pcn.load(model, checkpoint)``.
+    one, so that checkpoints of epoch 3 are still the whole model's. Checkpoints from after the switch, and what
+    ``trainer.save_model(folder)`` writes then, hold the plan besides, for ``pcn.load(model, folder)``.
     """
 
     def __init__(self, batches: Batches, *, metric: str | None = None, **options: Any) -> None:
@@ -54,6 +53,7 @@ class SwitchCallback(TrainerCallback):
         trainer.add_callback(self)
         self._trainer = trainer
         load_weights, load_optimizer = trainer._load_from_checkpoint, trainer._load_optimizer_and_scheduler
+        save = trainer._save
 
         # No event comes before weights are loaded. Those of a switched model wait until the optimizer, made from the
         # model as it was built, has got the plan's shape together with it.
@@ -71,6 +71,13 @@ class SwitchCallback(TrainerCallback):
             load_optimizer(checkpoint)
             self._resumed = True
 
+        # What save_model calls, also for a checkpoint, in the process that writes and before anything is uploaded.
+        def save_with_plan(output_dir: str | None = None, **state: Any) -> None:
+            save(output_dir, **state)
+            if trainer.args.should_save:
+                write_plan(trainer.model, Path(trainer.args.output_dir if output_dir is None else output_dir))
+
+        trainer._save = save_with_plan
         trainer._load_from_checkpoint = load_weights_or_wait
         trainer._load_optimizer_and_scheduler = load_optimizer_last
         return self
@@ -113,8 +120,6 @@ class SwitchCallback(TrainerCallback):
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         buffer = io.BytesIO()
         torch.save(self._switch.state_dict(), buffer)
-        if self.plan is not None:
-            write_whole(folder / PLAN_FILE, self.plan.to_json().encode())
         write_whole(folder / FILE, buffer.getbuffer())
 
     def _begin(self, trainer: Trainer, state: State | None) -> None:

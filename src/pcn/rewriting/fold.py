@@ -24,6 +24,7 @@ from pcn.running.refusals import check_changeable
 CARRIED = (SGD, Muon)  # mean squares of gradients in directions that were not trained are unknown, not zero
 
 
+@torch.inference_mode(False)  # what is made in inference mode could not be trained
 @torch.no_grad()
 def fold_(model: nn.Module, *, optimizer: Optimizers = None) -> list[str]:
     """Turn a transformed model back, in place, into the class, shapes and state-dict keys that it was built with.
@@ -33,13 +34,14 @@ def fold_(model: nn.Module, *, optimizer: Optimizers = None) -> list[str]:
 
     An ``optimizer``, or a list of all that train the model, goes on with the new parameters: SGD and Muon with their
     momentum, which is zero in directions that were not trained; the state of any other starts afresh for them, with a
-    warning. An optimizer that is not given keeps the old parameters: make a new one.
+    warning. An optimizer that is not given keeps the old parameters: make a new one. An averaged copy is folded by
+    itself, as in ``fold_(ema.module)``.
     """
     check_changeable(model, optimizer)
     base, optimizers = unwrap(model), as_optimizers(optimizer)
     plan = get_plan(base)
     if plan is None:
-        raise PlanError("this model carries no plan: only a model changed by a plan, or loaded with one, can be folded")
+        raise PlanError(f"this model carries no plan: {_instead(base)}")
     edit, kept_bias = folding(plan, base)
     check_optimizers(optimizers, edit.replaced, strict=False, carried=CARRIED)
     check_holds(optimizers, edit.replaced, base, strict=False)
@@ -52,6 +54,14 @@ def fold_(model: nn.Module, *, optimizer: Optimizers = None) -> list[str]:
         if name in plan.layers:
             _set_sizes_(module, plan.layers[name])
     return kept_bias
+
+
+def _instead(model: nn.Module) -> str:
+    """What can be folded in the place of a model without a plan."""
+    part = next((name for name, module in model.named_modules() if get_plan(module) is not None), None)
+    if part is None:
+        return "only a model changed by a plan, or loaded with one, can be folded"
+    return f"its part {part!r} does: give that"
 
 
 def _set_sizes_(module: Any, layer: LayerPlan) -> None:

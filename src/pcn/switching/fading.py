@@ -33,18 +33,12 @@ class Fading:
     bases: Bases
     steps: int
     done: int = 0
-    noted: int = 0  # steps that were done when the last epoch ended
+    noted: int = -1  # steps that were done when the last epoch ended; -1 where none has ended since it began
 
     def __post_init__(self) -> None:
-        if self.plan.slices:
-            raise ConfigError("channels that are dropped cannot fade: switch without fade, or without keep_outputs")
         for layer in self.plan.transformed:
-            if layer.keep_dropped:
-                raise ConfigError("keep_dropped keeps what fade takes away: choose one of them")
             if not layer.bias and layer.norm_after is None:
-                raise ConfigError(
-                    f"{layer.name!r} cannot fade: it has no bias, and no batch norm that could do without; give it one"
-                )
+                raise unfading(layer.name)
 
     @property
     def over(self) -> bool:
@@ -80,12 +74,24 @@ class Fading:
         tensors = {
             name: {each.name: getattr(basis, each.name) for each in fields(Basis)} for name, basis in self.bases.items()
         }
-        return {"plan": self.plan.to_json(), "bases": tensors, "steps": self.steps, "done": self.done}
+        return {
+            "plan": self.plan.to_json(),
+            "bases": tensors,
+            "steps": self.steps,
+            "done": self.done,
+            "noted": self.noted,
+        }
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Fading:
         bases = {name: Basis(**tensors) for name, tensors in state["bases"].items()}
-        return cls(Plan.from_json(state["plan"]), bases, state["steps"], state["done"])
+        noted = state.get("noted", -1)  # states without it do not tell
+        return cls(Plan.from_json(state["plan"]), bases, state["steps"], state["done"], noted)
+
+
+def unfading(name: str) -> ConfigError:
+    """What is wrong with a layer whose weight cannot fade without its output losing its mean."""
+    return ConfigError(f"{name!r} cannot fade: it has no bias, and no batch norm that could do without; give it one")
 
 
 def _shrink_(module: nn.Module, layer: LayerPlan, basis: Basis, share: float) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from pcn.config import PCNConfig
 from pcn.distributed.engine import Engine
-from pcn.errors import ConfigError, PlanError
+from pcn.errors import PlanError
 from pcn.layers import transformable_layers, unwrap
 from pcn.planner import Measured
 from pcn.planner.budget import Budget, as_budget
@@ -28,6 +28,7 @@ from pcn.switching.batch_norm import recalibrate_
 from pcn.switching.checks import check_analysis, check_leads_on, check_same, check_state, checked_count
 from pcn.switching.dimensions import dimension_rule, effective_dimensions, log_dimensions
 from pcn.switching.fading import Fading
+from pcn.switching.foreseen import check_could_fade, check_fade, check_rules, check_some_held
 from pcn.switching.history import History
 from pcn.switching.movement import leading_directions, movement
 from pcn.switching.rules import (
@@ -56,7 +57,8 @@ class Switch:
     measures batch norm's running statistics anew; ``strict`` refuses optimizers whose state is lost, and parameters
     that none of them holds. ``log`` is a logger (:func:`pcn.switching.log_dimensions`) that is told the
     effective dimension of every layer after every epoch up to the switch. With ``fade``, what the cut takes away fades
-    over so many steps first, and :meth:`after_step` is called after every one of them.
+    over so many steps first, and :meth:`after_step` is called after every one of them; channels that are dropped cannot
+    fade, nor can layers with neither a bias nor a batch norm behind them.
     ``group`` are the processes that train together, by default those of a model in DistributedDataParallel: all of
     them make the same calls, each with its own batches. ``measured`` are costs that :func:`pcn.measure_costs` found:
     a budget of time or memory that cannot be met is then refused at once, and with a batch as ``example`` one of
@@ -97,19 +99,27 @@ class Switch:
         self._wish = as_budget(self.config, params=self.params) or self.config or PCNConfig()
         if isinstance(self._wish, Budget):
             self._wish = self._wish.trained_by(self.optimizer)
+        check_fade(self.fade, self._wish)
         self._engine = Engine(self.model, self.optimizer, self.ema, self.group)
         if self.ema is not None:
             averaged(self.ema, unwrap(self.model))
         self.plan = get_plan(self.model)  # a resumed run may have switched already
         if self.plan is None:
-            layers = list(transformable_layers(unwrap(self.model)))
-            self.options.check_names(name for name, _, _ in layers)
-            free = [layer for name, layer, why in layers if why is None and self.options.excludes(name) is None]
-            check_could_follow(as_optimizers(self.optimizer), free, strict=self.strict)
-            if isinstance(self._wish, Budget):
-                check_reachable(self.model, self._wish, self.measured, self._call())
-        if isinstance(self.fade, bool) or not isinstance(self.fade, int) or self.fade < 0:
-            raise ConfigError(f"fade={self.fade!r}: give a number of steps, or 0 to cut at once")
+            self._check_foreseen()
+
+    def _check_foreseen(self) -> None:
+        """Raise now what would show at the switch, epochs later."""
+        base, options, optimizers = unwrap(self.model), self.options, as_optimizers(self.optimizer)
+        layers = list(transformable_layers(base))
+        options.check_names(name for name, _, _ in layers)
+        free = {name: layer for name, layer, why in layers if why is None and options.excludes(name) is None}
+        check_rules(options, free)
+        check_could_follow(optimizers, list(free.values()), strict=self.strict)
+        check_some_held(optimizers, base)
+        if self.fade:
+            check_could_fade(options, free, base)
+        if isinstance(self._wish, Budget):
+            check_reachable(self.model, self._wish, self.measured, self._call())
 
     def __repr__(self) -> str:
         """One line, where the model and the optimizer would fill pages."""
@@ -151,7 +161,10 @@ class Switch:
         due = ranks.from_one(lambda: bool(self._rule.due(seen.progress())))
         if not due:
             seen.check_told(self._rule)
-        return self._begin(batches, statistics) if due else None
+        plan = self._begin(batches, statistics) if due else None
+        if self._fading is not None:
+            self._fading.check_moves()  # to count from the end of this epoch
+        return plan
 
     def after_step(self, step: int, batches: Batches) -> Plan | None:
         """Call this after every optimizer step, with how many are done, for rules that count steps."""
