@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from markdown_tables import markdown
 from pcn.whole_files import write_whole
 from step_time_kernels import time_s
 
@@ -55,13 +55,13 @@ def main() -> None:
 def table(results: Path = RESULT) -> str:
     """What was measured, beside the operations of each."""
     head = "pixels", "channels → filters", "operations (10⁹)", "forward, µs", "gradient of the input", "of the weight"
-    lines: list[Sequence[str]] = [head, ["---", *["---:"] * (len(head) - 1)]]
+    rows = []
     for each in json.loads(results.read_text())["records"]:
         side, channels, filters = (each[name] for name in ("side", "channels", "filters"))
         operations = 2 * 9 * each["batch"] * side**2 * channels * filters / 1e9
         times = [f"{each[part]:.0f}" for part in ("forward_us", "input_us", "weight_us")]
-        lines.append([f"{side} by {side}", f"{channels} → {filters}", f"{operations:.0f}", *times])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        rows.append([f"{side} by {side}", f"{channels} → {filters}", f"{operations:.0f}", *times])
+    return markdown(head, rows)
 
 
 def convolution_us(batch: int, side: int, channels: int, filters: int, device: torch.device) -> dict[str, float]:

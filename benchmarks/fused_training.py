@@ -22,6 +22,7 @@ import peers  # noqa: F401  the experiments can be imported from here on
 
 # isort: split
 from cifar10_resnets import PARENT, settings
+from markdown_tables import markdown
 from pcn.training import Settings, Trainer, World, load_data, world
 from pcn.training.state import take
 from pcn.training.step import compute_dtype
@@ -84,10 +85,9 @@ def table(path: Path = RESULTS) -> str:
     if not path.exists():
         return NOTHING
     found = {record["run"]: record["epochs"] for record in json.loads(path.read_text())["records"]}
-    lines = [["epoch", *(f"loss, {name}" for name in found)], ["---:"] * (len(found) + 1)]
-    rows = zip(*found.values(), strict=False)
-    lines += [[str(row[0]["epoch"]), *(f"{each['loss']:.4f}" for each in row)] for row in rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    epochs = zip(*found.values(), strict=False)
+    rows = [[str(each[0]["epoch"]), *(f"{run['loss']:.4f}" for run in each)] for each in epochs]
+    return markdown(["epoch", *(f"loss, {name}" for name in found)], rows)
 
 
 def arguments() -> argparse.ArgumentParser:

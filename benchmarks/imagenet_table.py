@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from markdown_tables import markdown
+
 RESULTS = Path(__file__).parent / "results" / "imagenet.json"
 HEAD = ["network", "trainable", "batch", "images per s", "J per image", "peak GiB", "conversion (s)"]
 
@@ -16,13 +18,12 @@ HEAD = ["network", "trainable", "batch", "images per s", "J per image", "peak Gi
 def table(results: Path = RESULTS) -> str:
     """Every network and its PCN; the conversion's seconds stand beside the PCN."""
     found: dict[str, dict[str, Any]] = json.loads(results.read_text())
-    lines = [HEAD, ["---", *["---:"] * (len(HEAD) - 1)]]
+    rows = []
     for name, reports in found.items():
-        lines += [row(each, reports) for each in (name, f"{name}-pcn") if each in reports]
+        rows += [row(each, reports) for each in (name, f"{name}-pcn") if each in reports]
     machine = next(iter(found.values()))["machine"]
-    body = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     how = f"{machine['device']}, torch {machine['torch']}, {machine['precision']}, {machine['images']}"
-    return f"`benchmarks/imagenet.py`, {how}:\n\n{body}"
+    return f"`benchmarks/imagenet.py`, {how}:\n\n{markdown(HEAD, rows)}"
 
 
 def row(name: str, reports: dict[str, Any]) -> list[str]:

@@ -138,7 +138,7 @@ class Search:
 
     def job(self, trial: Trial) -> Job:
         own, trunks = settings(trial, self.options.data), self.trunks(trial)
-        if self.recorded(trial):  # a parent of an earlier session, whose states are gone: its last epochs are known
+        if self.recorded(trial):  # a parent whose states are gone: its last epochs are known
             own = replace(own, epochs=max(trunks))
         return Job(
             str(trial),

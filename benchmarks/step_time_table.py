@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from markdown_tables import markdown
+
 RESULTS = Path(__file__).parent / "results" / "step_time.json"
 CPU_RESULTS = RESULTS.with_stem("step_time_cpu")
 NOTHING = "Not measured yet: there is no `benchmarks/results/step_time.json`."
@@ -73,13 +75,7 @@ def tables(path: Path = RESULTS) -> str:
 
 
 def table(columns: list[Column], rows: list[Row]) -> str:
-    left = ("network", "kernel")
-    lines = [
-        [name for name, _ in columns],
-        ["---" if name in left else "---:" for name, _ in columns],
-        *([show(row) for _, show in columns] for row in rows),
-    ]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown([name for name, _ in columns], ([show(row) for _, show in columns] for row in rows))
 
 
 if __name__ == "__main__":

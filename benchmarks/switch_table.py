@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from markdown_tables import markdown
+
 RESULTS = Path(__file__).parent / "results" / "switch.json"
 PARTS = ("statistics", "tracing", "plan", "surgery", "optimizer", "check")
 WAYS = {
@@ -23,7 +25,7 @@ def table(device: str = "cuda") -> str:
     """Seconds of every part, and the same in epochs of the parent."""
     found = {name: by_device[device] for name, by_device in json.loads(RESULTS.read_text()).items()}
     epochs = {name: result["parent"]["epoch_s"] for name, result in found.items()}
-    lines = [["", *(f"{name}, s (epochs)" for name in found)], ["---", *["---:"] * len(found)]]
+    head, lines = ["", *(f"{name}, s (epochs)" for name in found)], []
     for part in (*PARTS, "total"):
         label = "**switch in all**" if part == "total" else part
         lines.append([label, *(cell(found[name]["switch"][f"{part}_s"], epochs[name]) for name in found)])
@@ -36,8 +38,8 @@ def table(device: str = "cuda") -> str:
     lines.append(["PCN's epoch, eager", *(f"{found[name]['eager']['epoch_s']:.2f}" for name in found)])
     lines.append(["PCN's epoch, compiled", *(f"{found[name]['compiled']['epoch_s']:.2f}" for name in found)])
     first = next(iter(found.values()))
-    body = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"`benchmarks/switch.py`, {first['device']}, torch {first['torch']}, {first['precision']}:\n\n{body}"
+    how = f"`benchmarks/switch.py`, {first['device']}, torch {first['torch']}, {first['precision']}"
+    return f"{how}:\n\n{markdown(head, lines)}"
 
 
 def seconds(result: dict[str, Any], way: str) -> float | None:

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 Report = dict[str, Any]
@@ -52,7 +53,8 @@ def end(process: Any) -> None:
     One that still runs says where it hangs first.
     """
     if process.is_alive():
-        os.kill(process.pid, signal.SIGUSR1)
+        with suppress(ProcessLookupError):  # it may end just now
+            os.kill(process.pid, signal.SIGUSR1)
         process.join(SAYING_S)
         try:
             os.killpg(process.pid, signal.SIGKILL)

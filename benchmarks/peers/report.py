@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
 from typing import Any
 
+from markdown_tables import markdown
 from peers.intervals import paired_difference
 from peers.order import METHODS, PIECES
 from peers.parents import PARENTS
@@ -91,11 +91,6 @@ def grid_table(results: Results) -> str | None:
         "diverged",
     ]
     return f"**What the grid has chosen**\n\n{markdown(head, rows)}" if rows else None
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def by_seed(runs: list[Record], name: str = "test_accuracy") -> dict[int, float]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from markdown_tables import markdown
 from peers.arms import ARMS
 from peers.intervals import paired_difference
-from peers.report import by_seed, markdown, mean
+from peers.report import by_seed, mean
 from records import Record
 
 NOTHING = "No trial of the search is recorded yet."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,9 @@ from pcn.costs.usage import Usage
 from pcn.errors import ConfigError
 from pcn.layers import canonical_weight, groups_of, in_width, layout_of, out_width
 from pcn.nn.build import empty_like
+from pcn.planner.budget import Budget
 from pcn.planner.measured import Form, LayerUsage
 from pcn.planner.optimizer_state import numbers_kept
-
-if TYPE_CHECKING:
-    from pcn.planner.budget import Budget
 
 
 def tensors_of(module: nn.Module, state: int) -> Usage:
@@ -47,8 +45,6 @@ class Trials:
 
     @classmethod
     def of(cls, budget: Budget | None, times: bool) -> Trials:
-        from pcn.planner.budget import Budget
-
         budget = Budget(params=1.0) if budget is None else budget
         if not isinstance(budget, Budget):
             raise ConfigError(f"budget={budget!r}: give a Budget, such as Budget(step_ms=0.5)")

@@ -99,14 +99,15 @@ def _as_example(model: nn.Module, example: Any) -> Example | None:
 
 def _as_config(question: Question, served: dict[str, Served]) -> PCNConfig:
     config = question.budget.config
+    ours = config.precondition is None and config.order != "kept_block"  # which makes bases of its own
     rules = {
         name: LayerRule(
-            rank=each.option.rank, output_rank=each.option.output_rank, precondition=_power(question.plan.layers[name])
+            rank=each.option.rank,
+            output_rank=each.option.output_rank,
+            precondition=_power(question.plan.layers[name]) if ours else None,
         )
         for name, each in served.items()
     }
-    if config.precondition is not None or config.order == "kept_block":
-        rules = {name: replace(rule, precondition=None) for name, rule in rules.items()}
     return replace(config, rank=None, output_rank=None, layers={**config.layers, **rules})
 
 
