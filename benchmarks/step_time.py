@@ -64,7 +64,7 @@ def main() -> None:
         cache.mkdir(parents=True, exist_ok=True)
         roles = ("parent", "pcn", *given.beside)
         setting = Setting(given.device, given.tiny, cache, given.forms, roles, given.stages, tuple(given.ways))
-        run = Run(setting, given.out or RESULTS[given.device], given.seconds)
+        run = Run(setting, given.out or RESULTS[given.device], given.seconds, given.turn)
         run.machine()
         networks = [TINY] if given.tiny else [NETWORKS[name] for name in given.only if name in NETWORKS]
         asked = [(network, batch) for network in networks for batch in given.batches or network.batches]
@@ -90,6 +90,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--beside", nargs="*", choices=BESIDE, default=BESIDE, help="what is timed with parent and PCN")
     parser.add_argument("--ways", nargs="+", choices=WAYS["parent"], default=("whole", "blocks"), help="of compiling")
     parser.add_argument("--batches", nargs="+", type=int, metavar="N", help="samples, in place of the usual numbers")
+    parser.add_argument("--turn", type=float, default=LIMITS_S["turn"], help="seconds of a process for one turn")
     parser.add_argument("--stages", type=int, metavar="N", help="of the table of kernels, only the first")
     parser.add_argument("--cache", type=Path, help="folder that keeps compiled code and launches for the next run")
     parser.add_argument("--again", action="store_true", help="also what is in the results already")
@@ -125,8 +126,8 @@ class Results:
 class Run:
     """The processes one after another, until the time is up."""
 
-    def __init__(self, setting: Setting, out: Path, seconds: float) -> None:
-        self.setting, self.results = setting, Results(out)
+    def __init__(self, setting: Setting, out: Path, seconds: float, turn_s: float = LIMITS_S["turn"]) -> None:
+        self.setting, self.results, self.turn_s = setting, Results(out), turn_s
         self.started = time.monotonic()
         self.deadline = self.started + seconds
         self.found: dict[tuple[str, str, int], Result] = {}
@@ -209,7 +210,7 @@ class Run:
             return
         bandwidth = self.results.held["machine"]["copy_bytes_per_s"]
         given = [(label, (self.setting, job, bandwidth)) for label, job in jobs.items()]
-        for label, report in in_turns(measure_job, given, LIMITS_S["turn"], self.deadline, KEPT_S):
+        for label, report in in_turns(measure_job, given, self.turn_s, self.deadline, KEPT_S):
             if "failed" in report:
                 self._say(report["failed"])
                 continue
