@@ -30,8 +30,8 @@ from peers.arms import ARMS, GROUPS
 from peers.late_changes import EPOCHS, scaled
 from peers.one_run import UNWATCHED, Job, run
 from peers.parents import PARENTS
-from peers.processes import run_each
 from peers.search_table import table
+from processes import run_each
 from records import Record, Records
 
 PARENT, TARGET = "wide_resnet20", 1_094_154

@@ -135,6 +135,8 @@ class Run:
     def machine(self) -> None:
         for report in self._reports("machine", LIMITS_S["machine"], machine, self.setting):
             self.results.held["machine"] |= report
+        if "copy_bytes_per_s" not in self.results.held["machine"]:
+            raise SystemExit("the device's bandwidth could not be measured: is it free, and does PyTorch see it?")
         self.results.save()
 
     def tune(self, wanted: list[tuple[Network, int]], stages: list[Stage]) -> None:

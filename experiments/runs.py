@@ -162,12 +162,12 @@ def trunk_ready(jobs: Sequence[Job]) -> Callable[[Job, Sequence[Job]], bool]:
     for job in jobs:
         first.setdefault(job.trunk, job)
 
-    def ready(job: Job, unfinished: Sequence[Job]) -> bool:
+    def ready(job: Job, running: Sequence[Job]) -> bool:
         maker = first[job.trunk]
         begun = job.folder is not None and (job.folder / "checkpoints").exists()
         if job.trunk is None or job.settings.switch_at == "never" or maker is job or begun or job.trunk.exists():
             return True
-        return all(maker is not other for other in unfinished)
+        return all(maker is not other for other in running)
 
     return ready
 

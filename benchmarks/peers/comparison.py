@@ -16,8 +16,8 @@ from peers.methods import NEEDS_PLAN, forks, make_switch, settings
 from peers.one_run import OUTCOME, Job, diverged, origin, run
 from peers.order import Run
 from peers.parents import PARENTS
-from peers.processes import run_each
 from peers.results import Results, writes_plan
+from processes import run_each
 
 # Epochs: in a shorter run, making the fused kernels takes longer than they save. Runs that share a GPU are not fused:
 # some that were have stood still after their switch, which is not understood yet.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -137,32 +135,3 @@ def test_a_part_of_the_documentation_is_made_anew(tmp_path: Path) -> None:
     assert made == f"before <!-- a -->\n\n{part}\n\n<!-- end of a --> after"
     with pytest.raises(ValueError, match="no part <!-- a -->"):
         with_parts("nothing", {"a": part})
-
-
-def test_each_run_has_a_process_of_its_own_and_waits_for_others(capfd: pytest.CaptureFixture[str]) -> None:
-    from peers.processes import run_each
-
-    answers: dict[str, Any] = {}
-    work = {"root": (math.sqrt, 4.0), "wrong": (math.sqrt, -1.0), "later": (abs, -1)}
-
-    def ready(item: str, running: Any) -> bool:
-        return item != "later" or "root" in answers
-
-    failed = run_each(["later", "root", "wrong"], work.__getitem__, answers.__setitem__, together=2, ready=ready)
-    assert answers == {"root": 2.0, "later": 1}
-    assert failed == ["wrong"]
-    assert "ValueError" in capfd.readouterr().err
-
-
-def test_a_process_that_takes_too_long_is_ended() -> None:
-    from peers.processes import run_each
-
-    begin = time.time()
-    assert run_each([600.0], lambda item: (time.sleep, item), pytest.fail, limit_s=0.5) == [600.0]
-    assert time.time() - begin < 300
-
-
-def test_nothing_starts_after_the_deadline() -> None:
-    from peers.processes import run_each
-
-    assert run_each([1.0], lambda item: (math.sqrt, item), pytest.fail, until=time.time() - 1) == []

@@ -210,14 +210,14 @@ def test_records_are_kept_and_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("together", [1, 2])
-def test_a_failing_run_does_not_stop_the_others(together: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_run_does_not_stop_the_others(together: int, capfd: pytest.CaptureFixture[str]) -> None:
     from jobs import run_all
 
     results: list[object] = []
     failed = run_all(["1", "one", "2"], int, results.append, together=together)
     assert failed == 1
     assert sorted(results) == [1, 2]
-    assert "ValueError" in capsys.readouterr().err
+    assert "ValueError" in capfd.readouterr().err
     assert run_all(["3"], int, results.append, together=together, until=time.time()) == 0
     assert sorted(results) == [1, 2]
 
