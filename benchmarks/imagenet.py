@@ -41,7 +41,7 @@ from watched import watched
 HERE = Path(__file__).parent
 RESULTS, RECIPES = HERE / "results" / "imagenet.json", HERE.parent / "experiments" / "imagenet"
 PAPER_SAMPLES = 50_176
-NETWORKS = ("wide_resnet50", "vgg19", "resnet50")
+NETWORKS = ("vgg19", "resnet50", "wide_resnet50")
 TINY: dict[str, dict[str, Any]] = {
     "vgg19": {"model_options": {"width": 8, "dense": 64, "size": 32}, "layers": {"fc1": {"rank": 8}}},
     "resnet50": {"model_options": {"width": 8}},

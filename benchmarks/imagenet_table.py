@@ -16,7 +16,7 @@ HEAD = ["network", "trainable", "batch", "images per s", "J per image", "peak Gi
 
 
 def table(results: Path = RESULTS) -> str:
-    """Every network and its PCN; the conversion's seconds stand beside the PCN."""
+    """Every network and its PCN; the seconds of the conversion stand beside the parent."""
     found: dict[str, dict[str, Any]] = json.loads(results.read_text())
     rows = []
     for name, reports in found.items():
@@ -28,7 +28,7 @@ def table(results: Path = RESULTS) -> str:
 
 def row(name: str, reports: dict[str, Any]) -> list[str]:
     report = reports[name]
-    conversion = reports.get("conversion") if name.endswith("-pcn") else None
+    conversion = None if name.endswith("-pcn") else reports.get("conversion")
     peak, energy_j = report["peak_memory_bytes"], report["energy_j_per_image"]
     return [
         name,

@@ -42,6 +42,8 @@ FIELDS = (
     "flops_per_sample",
     "validation_after_switch",
     "validation_accuracy",
+    "first_loss",
+    "last_loss",
     "switch_seconds",
     "commit",
     "compiled",

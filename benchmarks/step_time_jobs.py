@@ -145,7 +145,9 @@ def prepare(setting: Setting, job: Job) -> tuple[nn.Module, Tensor, Tensor]:
 
 def set_up(setting: Setting, job: Job, *, captured: bool = True) -> Step:
     """The compiled step of a model, captured or ready to be."""
+    began = time.monotonic()
     model, images, labels = prepare(setting, job)
+    print(f"{job}: built and fused in {time.monotonic() - began:.1f} s", flush=True)  # what follows may take minutes
     optimizer = make_optimizer(model, SETTINGS, graphed=setting.cuda)
     graphed = captured and setting.cuda
     step = CompiledStep(job.way, model, optimizer, images, labels, compiled=setting.cuda, graphed=graphed)

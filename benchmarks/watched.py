@@ -6,9 +6,11 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 Report = dict[str, Any]
@@ -43,16 +45,35 @@ def context() -> Any:
 
 def begin(work: Callable[..., None], *arguments: Any) -> None:
     """Do the work in a process that says, when it is asked by a signal, where it is."""
-    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     work(*arguments)
+
+
+def whereabouts(pid: int) -> list[str]:
+    """What Linux knows of a process and of those that it has started: whether each runs, sleeps, or cannot be woken.
+
+    A process that waits for a compiler or for a driver does not get to say so itself.
+    """
+    lines = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            name, fields = (folder / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
+            state, parent, group = fields.split()[:3]
+            if pid in (int(folder.name), int(parent), int(group)):
+                threads = [(task / "stat").read_text().rsplit(")", 1)[1].split()[0] for task in folder.glob("task/*")]
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:120]
+                lines.append(f"  {folder.name} {name}: {state}, threads {''.join(sorted(threads))}, {command}")
+    return lines
 
 
 def end(process: Any) -> None:
     """Stop a process and those that it has started, where it has made itself the leader of a group.
 
-    One that still runs says where it hangs first.
+    One that still runs says where it hangs first, and what it is waiting for is said of it.
     """
     if process.is_alive():
+        for line in whereabouts(process.pid):
+            print(line, file=sys.stderr, flush=True)
         with suppress(ProcessLookupError):  # it may end just now
             os.kill(process.pid, signal.SIGUSR1)
         process.join(SAYING_S)

@@ -37,6 +37,8 @@ OUTCOME = (  # what is measured of a run
     "test_accuracy",
     "validation_accuracy",
     "validation_after_switch",
+    "first_loss",
+    "last_loss",
     "train_seconds",
     "energy_j",
     "switch_seconds",
@@ -130,6 +132,7 @@ def measured(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record])
     seconds = sum(result[name] or 0.0 for name in parts)
     peak = peak_bytes(seen)
     switched = [r["validation_accuracy"] for r in seen if r["event"] == "switch"]
+    losses = {r["epoch"]: r["loss"] for r in seen if r["event"] == "epoch"}
     return {
         "trainable_params": result["trainable_params"],
         "total_params": result["total_params"],
@@ -137,6 +140,8 @@ def measured(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record])
         "test_accuracy": result["test_accuracy"] if job.reads_test else None,
         "validation_accuracy": result["validation_accuracy"],
         "validation_after_switch": switched[0] if switched else None,
+        "first_loss": losses.get(1),  # of the first epoch: a network that stumbles there has not caught up in 60
+        "last_loss": losses.get(job.settings.epochs),
         "train_seconds": seconds if job.solo else None,
         "energy_j": plus(result["energy_j"], trainer.side_j) if job.solo else None,
         "switch_seconds": result["switch_seconds"],

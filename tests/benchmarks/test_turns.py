@@ -66,6 +66,7 @@ def test_a_process_that_is_stopped_says_where_it_was(reports: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "stopped after 3 s" in done.stdout
     assert "in hanging" in done.stderr
+    assert ": S, threads S" in done.stderr
 
 
 def test_nobody_is_disturbed_and_whoever_fails_costs_no_other(tmp_path: Path) -> None:
