@@ -10,7 +10,7 @@ import torch
 import pcn
 from distributed.launch import torchrun
 from integrations.accelerate_run import Run, check_every_state_resumes
-from integrations.training import data, network, optimizer_of, two_optimizers_of
+from integrations.training import EPOCHS, data, network, optimizer_of, two_optimizers_of
 from pcn.integrations.accelerate import FILE, prepare_switch
 
 
@@ -39,6 +39,16 @@ def test_a_saved_model_is_loaded_by_itself(tmp_path: Path) -> None:
     assert not (tmp_path / "whole" / "plan.json").exists()
     loaded, inputs = pcn.load(network(), tmp_path / "switched"), data()[:][0]
     torch.testing.assert_close(loaded.eval()(inputs), run.model.eval()(inputs), rtol=0, atol=0)
+
+
+def test_a_switch_that_never_comes_is_mentioned(tmp_path: Path) -> None:
+    late = Run(at=EPOCHS + 1)
+    late.train(tmp_path)
+    with pytest.warns(UserWarning, match="the switch, at=5, has not come: the model is still whole"):
+        late.accelerator.end_training()
+    switched = Run()
+    switched.train(tmp_path)
+    switched.accelerator.end_training()
 
 
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:

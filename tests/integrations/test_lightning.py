@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 import pcn
 from distributed.launch import torchrun
@@ -19,7 +20,7 @@ from integrations.lightning_run import (
     make_trainer,
     switching,
 )
-from integrations.training import SAMPLES
+from integrations.training import SAMPLES, SMALL, batches
 from pcn.integrations.lightning import SwitchCallback, load_from_checkpoint
 from pcn.nn import PCModule
 
@@ -33,6 +34,10 @@ pytestmark = [  # all of them Lightning's own
 @pytest.mark.parametrize("when", ["validation", "epoch"])
 def test_a_resumed_run_ends_as_one_never_stopped(when: str, tmp_path: Path) -> None:
     check_every_checkpoint_resumes(tmp_path, {"save_on_train_epoch_end": when == "epoch"})
+
+
+def test_a_run_in_half_precision_resumes_as_well(tmp_path: Path) -> None:
+    check_every_checkpoint_resumes(tmp_path, {}, precision="bf16-true")
 
 
 def test_a_module_with_two_optimizers_resumes_and_trains_on(tmp_path: Path) -> None:
@@ -118,11 +123,71 @@ def test_mixed_precision_and_dropped_outputs_work_as_well() -> None:
     assert isinstance(module.net.fc2, PCModule)
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true", "64-true"])
+def test_calibration_batches_are_cast_as_the_loaders_are(precision: Any) -> None:
+    class WithSGD(Module):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01)  # as Adam's eps is zero in float16
+
+    for calibration in (list(batches()), batches, iter(batches())):
+        module, options = WithSGD(), {"at": 1, "recalibrate": True, "example": next(iter(batches()))}
+        callback = SwitchCallback(calibration, pcn.Budget(flops=0.8), **options)
+        make_trainer(callback, max_epochs=2, precision=precision).fit(module)
+        assert isinstance(module.net.fc2, PCModule)
+
+
+@pytest.mark.parametrize("at", [2, pcn.AfterStep(5)])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_best_is_looked_for_anew_after_the_switch(at: Any, mode: Any, tmp_path: Path) -> None:
+    class Worsens(Module):
+        """Whose whole network is better, by what is logged, than it is ever again."""
+
+        def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
+            small = isinstance(self.net.fc2, PCModule)
+            self.log("score", (1.0 if mode == "min" else -1.0) * (10 - self.current_epoch if small else 0))
+
+        test_step = Module.validation_step
+
+    best, stop = ModelCheckpoint(tmp_path, monitor="score", mode=mode), EarlyStopping("score", mode=mode, patience=2)
+    module = Worsens()
+    trainer = make_trainer(switching(at=at), best, stop, max_epochs=5)
+    trainer.fit(module)
+    assert trainer.current_epoch == 5
+    assert "epoch=4" in best.best_model_path
+    assert abs(float(best.best_model_score)) == 6
+    (tested,) = trainer.test(module, ckpt_path="best", verbose=False)
+    assert tested["accuracy"] > 0
+    assert any("epoch=0" in path.name for path in tmp_path.iterdir())  # the whole module's best stays
+
+
+def test_a_switch_that_never_comes_is_mentioned(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="the switch, at=2, has not come.*the next one starts"):
+        make_trainer(switching(at=2), keep_all(tmp_path), max_epochs=2).fit(TwoOptimizers())  # has no schedule to end
+    with pytest.warns(UserWarning, match=r"still fading in: the model is still whole"):
+        make_trainer(switching(at=1, fade=100), max_epochs=2).fit(Module())
+    for epochs in (3, 4):  # resumed before the switch, and after it
+        trainer = make_trainer(switching(at=2), keep_all(tmp_path), max_epochs=epochs)
+        trainer.fit(TwoOptimizers(), ckpt_path=max(tmp_path.iterdir()))
+    make_trainer(switching(at=2), fast_dev_run=True).fit(Module())
+
+
+def test_nothing_is_said_of_a_run_that_was_stopped_in_the_middle() -> None:
+    class Fails(L.Callback):
+        def on_train_batch_end(self, *given: Any) -> None:
+            raise RuntimeError("the middle")
+
+    with pytest.raises(RuntimeError, match="the middle"):
+        make_trainer(switching(), Fails()).fit(Module())
+    callback = switching()
+    make_trainer(callback).validate(Module(), verbose=False)
+    assert callback.plan is None
+
+
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     with pytest.raises(pcn.ConfigError, match="metric="):
         switching(at=pcn.AccuracySlows())
     with pytest.raises(pcn.ConfigError, match=r"'parms'.*did you mean 'params'"):
-        SwitchCallback([], parms=0.5)
+        SwitchCallback([], SMALL, parms=0.5)
     with pytest.raises(pcn.ConfigError, match=r"'acuracy'.*did you mean 'accuracy'"):
         make_trainer(switching(at=pcn.AccuracySlows(), metric="acuracy")).fit(Module())
     with pytest.raises(pcn.ConfigError, match="save_weights_only"):

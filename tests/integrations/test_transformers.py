@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification, Trainer, ViTConfig, ViTForImageClassification
 
 import pcn
 from distributed.launch import torchrun
+from integrations.training import SMALL
 from integrations.transformers_run import (
     Rates,
     batches,
@@ -20,6 +22,7 @@ from integrations.transformers_run import (
     make_trainer,
     switching,
 )
+from pcn.distributed import state_hash
 from pcn.integrations.transformers import SwitchCallback
 from pcn.nn import PCModule
 
@@ -76,6 +79,52 @@ def test_a_saved_model_is_loaded_from_its_own_configuration(tmp_path: Path) -> N
     pcn.fold_(trainer.model)
     trainer.save_model(str(tmp_path / "folded"))
     assert not (tmp_path / "folded" / "plan.json").exists()
+
+
+def picture_trainer(folder: Path, **options: Any) -> Trainer:
+    """A ViT, whose weights save_pretrained writes under older names."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = ViTForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=4, num_channels=1, num_labels=3))
+    pictures = torch.randn(32, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    data = [{"pixel_values": picture, "labels": n % 3} for n, picture in enumerate(pictures)]
+    trainer = make_trainer(folder, num_train_epochs=3, **options)
+    trainer = Trainer(model, trainer.args, train_dataset=data, eval_dataset=data)
+    SwitchCallback([{"pixel_values": pictures}], SMALL, at=1).attach(trainer)
+    return trainer
+
+
+def test_a_model_that_is_saved_under_older_names_is_loaded_and_resumed(tmp_path: Path) -> None:
+    trainer = picture_trainer(tmp_path)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "final"))
+    for folder in (tmp_path / "final", checkpoints(tmp_path)[-1]):
+        loaded = pcn.load(ViTForImageClassification(AutoConfig.from_pretrained(folder)), folder)
+        assert state_hash(loaded) == state_hash(trainer.model)
+    again = picture_trainer(tmp_path)
+    again.train(resume_from_checkpoint=str(checkpoints(tmp_path)[-2]))
+    assert state_hash(again.model) == state_hash(trainer.model)
+
+
+def test_the_best_of_a_model_that_is_saved_under_older_names_is_loaded(tmp_path: Path) -> None:
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
+    trainer = picture_trainer(tmp_path, eval_strategy="epoch", **best)
+    trainer.train()
+    found = Path(trainer.state.best_model_checkpoint)
+    assert found == checkpoints(tmp_path)[1]  # the loss falls, so that the first one after the switch has the greatest
+    loaded = pcn.load(ViTForImageClassification(AutoConfig.from_pretrained(found)), found)
+    assert state_hash(loaded) == state_hash(trainer.model)
+
+
+def test_a_switch_that_never_comes_is_mentioned(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, num_train_epochs=2)
+    switching(at=2).attach(trainer)
+    with pytest.warns(UserWarning, match="the switch, at=2, has not come.*the next one starts"):
+        trainer.train()
+    trainer = make_trainer(tmp_path, num_train_epochs=3)
+    switching(at=2).attach(trainer)
+    trainer.train(resume_from_checkpoint=str(checkpoints(tmp_path)[-1]))
+    trainer.evaluate()
 
 
 def test_a_checkpoint_that_was_not_written_to_its_end_says_so(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pcn.errors import ConfigError, FileError, PCNError
-from pcn.integrations.callback_switch import plan_in, write_plan
+from pcn.integrations.callback_switch import plan_in, warn_if_whole, write_plan
 from pcn.layers import unwrap
 from pcn.running.optimizers import as_optimizers
 from pcn.switching import Switch
@@ -31,7 +31,8 @@ def prepare_switch(accelerator: Accelerator, switch: Switch) -> Switch:
     """Return the switch for a prepared model and its optimizers, which ``save_state`` and ``load_state`` then include.
 
     A state saved after the switch loads into a model and optimizers that were built and prepared as usual. What
-    ``save_model`` writes after the switch holds the plan besides, for ``pcn.load(model, folder)``.
+    ``save_model`` writes after the switch holds the plan besides, for ``pcn.load(model, folder)``. ``end_training``
+    warns where the switch never came.
     """
     if accelerator.distributed_type in SHARDED:
         raise ConfigError(f"{accelerator.distributed_type} is not supported: train on one device or with plain DDP")
@@ -50,14 +51,19 @@ def prepare_switch(accelerator: Accelerator, switch: Switch) -> Switch:
         plan_in({"switch": state}, switch.model)  # raises for a state from before the switch that is behind this model
         switch.load_state_dict(state)
 
-    save_model = accelerator.save_model
+    save_model, end_training = accelerator.save_model, accelerator.end_training
 
     def save_with_plan(model: nn.Module, save_directory: str | os.PathLike[str], *args: Any, **options: Any) -> None:
         save_model(model, save_directory, *args, **options)
         if accelerator.is_main_process:
             write_plan(model, Path(save_directory))
 
-    accelerator.save_model = save_with_plan
+    def end_with_a_word() -> None:
+        if accelerator.is_main_process:
+            warn_if_whole(switch)
+        end_training()
+
+    accelerator.save_model, accelerator.end_training = save_with_plan, end_with_a_word
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)  # before the weights, which need the plan's shape
     return switch

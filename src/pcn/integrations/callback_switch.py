@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from pcn.config import PCNConfig
 from pcn.errors import ConfigError, PlanError, suggest
+from pcn.planner.budget import Budget
 from pcn.plans.plan import Plan, get_plan
-from pcn.running.example import Batches
+from pcn.running.example import Batches, checked_batches
 from pcn.running.optimizers import Optimizers
 from pcn.saving.model_folder import PLAN_FILE
 from pcn.switching import Switch
 from pcn.switching.rules import as_switch_rule
+from pcn.warn import warn
 from pcn.whole_files import write_whole
 
 OPTIONS = [field.name for field in fields(Switch) if field.init and field.name not in ("model", "optimizer", "group")]
 State = dict[str, Any]
+Convert = Callable[[Any], Any]
 
 
 class CallbackSwitch:
@@ -29,7 +33,9 @@ class CallbackSwitch:
     passed by. ``accuracy`` is the last one seen, until the epoch's end has been told.
     """
 
-    def __init__(self, batches: Batches, metric: str | None, options: dict[str, Any]) -> None:
+    def __init__(
+        self, batches: Batches, config: PCNConfig | Budget | None, metric: str | None, options: dict[str, Any]
+    ) -> None:
         for name in options:
             if name not in OPTIONS:
                 raise ConfigError(
@@ -39,7 +45,8 @@ class CallbackSwitch:
         if metric is None and getattr(rule, "needs_accuracy", False):
             raise ConfigError(f"{rule!r} needs metric=..., the name under which validation logs its accuracy")
         self.accuracy: float | None = None
-        self._batches, self._metric, self._options = batches, metric, options
+        self._given = self._batches = batches
+        self._metric, self._options = metric, {"config": config, **options}
         self._switch: Switch | None = None
         self._ended: tuple[Plan | None, State] = None, {}
         self._epoch = 0
@@ -49,9 +56,18 @@ class CallbackSwitch:
         """The plan, once it was applied."""
         return self._ended[0] if self._switch is None else self._switch.plan
 
-    def begin(self, model: nn.Module, optimizer: Optimizers, state: State | None) -> None:
-        """Start a run; with a saved state, model and optimizers get the shape of its plan, if it has one."""
-        self._switch = Switch(model, optimizer, **self._options)
+    def begin(
+        self, model: nn.Module, optimizer: Optimizers, state: State | None, convert: Convert | None = None
+    ) -> None:
+        """Start a run; with a saved state, model and optimizers get the shape of its plan, if it has one.
+
+        ``convert`` is what the framework does to each batch of its own before the model sees it.
+        """
+        options = self._options
+        if convert is not None:
+            self._batches = converted(self._given, convert)
+            options = {**options, "example": convert(options.get("example"))}
+        self._switch = Switch(model, optimizer, **options)
         self._epoch, self.accuracy = 0, None
         if state is not None:
             self._switch.load_state_dict(state["switch"])
@@ -66,6 +82,11 @@ class CallbackSwitch:
     def end(self) -> None:
         """Let go of model, optimizers and statistics; the plan and the state stay."""
         self._ended, self._switch = (self.plan, self.state_dict()), None
+
+    def warn_if_it_never_came(self) -> None:
+        """Say at the end of training that the model is still the whole one, where it is."""
+        if self._switch is not None:
+            warn_if_whole(self._switch, " (the one after an epoch comes when the next one starts)")
 
     def accuracy_in(self, logged: Mapping[str, Any]) -> Any:
         """Find the accuracy among what was logged; None when none is asked for."""
@@ -88,6 +109,35 @@ class CallbackSwitch:
     def after_step(self, step: int) -> Plan | None:
         """Tell how many optimizer steps are done."""
         return None if self._switch is None else self._switch.after_step(step, self._batches)
+
+
+@dataclass(frozen=True)
+class Converted:
+    """Batches that can be gone over again and again, each converted when its turn comes."""
+
+    batches: Iterable[Any]
+    convert: Convert
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.convert, self.batches)
+
+
+def converted(batches: Batches, convert: Convert) -> Batches:
+    """The same kind of batches (a function that opens them, an iterator, or what can be gone over again), converted."""
+    if callable(batches):
+        return lambda: Converted(checked_batches(batches()), convert)
+    given = checked_batches(batches)
+    return map(convert, given) if isinstance(given, Iterator) else Converted(given, convert)
+
+
+def warn_if_whole(switch: Switch, when: str = "") -> None:
+    """Warn that training has ended without the switch, where it has."""
+    if switch.plan is None:
+        what = "was still fading in" if switch.begun else f"has not come{when}"
+        warn(
+            f"training has ended and the switch, at={switch.at!r}, {what}: the model is still whole. Let it come "
+            "earlier, train longer, or resume; pcn.compress_ makes the trained model smaller as it is"
+        )
 
 
 def write_plan(model: nn.Module, folder: Path) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from typing import Any, TypeVar
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from pcn.config import PCNConfig
 from pcn.errors import ConfigError, PCNError
 from pcn.integrations.callback_switch import CallbackSwitch, State, plan_in
+from pcn.planner.budget import Budget
 from pcn.plans.plan import Plan, get_plan
 from pcn.running.example import Batches
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 except ImportError as error:
     raise PCNError("this needs Lightning, which is not installed: pip install lightning") from error
 
@@ -27,11 +31,19 @@ class SwitchCallback(Callback):
     ``batches`` (or a function that returns them) are a few thousand training samples *without augmentation*, in every
     process its own or the same; ``metric`` is the name of a logged validation accuracy, for rules that ask for one (log
     it with ``sync_dist=True``, as the first process decides); everything else is as for :class:`pcn.Switch`. After
-    epoch 15 means at the start of the next one, so that checkpoints of epoch 15 are still the whole module's.
+    epoch 15 means at the start of the next one, so that checkpoints of epoch 15 are still the whole module's. From then
+    on, ``ModelCheckpoint`` and ``EarlyStopping`` look for the best anew.
     """
 
-    def __init__(self, batches: Batches, *, metric: str | None = None, **options: Any) -> None:
-        self._switch = CallbackSwitch(batches, metric, options)
+    def __init__(
+        self,
+        batches: Batches,
+        config: PCNConfig | Budget | None = None,
+        *,
+        metric: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._switch = CallbackSwitch(batches, config, metric, options)
         self._state: State | None = None
         self._weights: dict[str, Any] | None = None
         self._step = 0
@@ -70,30 +82,39 @@ class SwitchCallback(Callback):
         pl_module.__dict__.pop("on_load_checkpoint", None)
         _check(trainer)
         assert trainer.strategy.model is not None
-        self._switch.begin(trainer.strategy.model, trainer.optimizers, self._state)
+        # Lightning casts the batches of its loaders so, for precision="bf16-true" and the like.
+        convert = trainer.precision_plugin.convert_input
+        self._switch.begin(trainer.strategy.model, trainer.optimizers, self._state, convert)
         if self._weights is not None:
             trainer.strategy.load_model_state_dict({"state_dict": self._weights}, strict=pl_module.strict_loading)
             self._weights = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
-        self._switch.after_epoch(trainer.current_epoch)  # resumed between two epochs, there may be no other call
+        self._after_epoch(trainer)  # resumed between two epochs, there may be no other call
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._switch.after_epoch(trainer.current_epoch)
+        self._after_epoch(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step > self._step:  # otherwise gradients are being accumulated
             self._step = trainer.global_step
-            self._switch.after_step(self._step)
+            _forget_best(trainer, self._switch.after_step(self._step))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         accuracy = self._switch.accuracy_in(trainer.callback_metrics)
         self._switch.accuracy = None if accuracy is None else float(accuracy)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # which only tries a few batches
+            self._switch.warn_if_it_never_came()
+
+    def _after_epoch(self, trainer: Trainer) -> None:
+        _forget_best(trainer, self._switch.after_epoch(trainer.current_epoch))
 
     def _before_weights(self, module: LightningModule, checkpoint: dict[str, Any], *, fitting: bool) -> None:
         plan = plan_in(_state_in(checkpoint), module)
@@ -124,6 +145,19 @@ def load_from_checkpoint(module_class: type[Module], checkpoint_path: str | os.P
 
 def _state_in(checkpoint: dict[str, Any]) -> State | None:
     return checkpoint.get("callbacks", {}).get(STATE_KEY)  # type: ignore[no-any-return]
+
+
+def _forget_best(trainer: Trainer, plan: Plan | None) -> None:
+    """After the switch, look for the best anew: what was best before is another module's, which stays where it is."""
+    if plan is None:
+        return
+    for callback in trainer.callbacks:
+        worst = torch.tensor(-torch.inf if getattr(callback, "mode", "min") == "max" else torch.inf)
+        if isinstance(callback, EarlyStopping):
+            callback.best_score, callback.wait_count = worst, 0
+        elif isinstance(callback, ModelCheckpoint) and callback.monitor is not None:  # otherwise the last is the best
+            callback.best_k_models, callback.kth_value = {}, worst
+            callback.best_model_score, callback.best_model_path, callback.kth_best_model_path = None, "", ""
 
 
 def _check(trainer: Trainer) -> None:

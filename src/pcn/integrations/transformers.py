@@ -11,16 +11,27 @@ from typing import Any
 import torch
 from torch import nn
 
+from pcn.config import PCNConfig
 from pcn.errors import ConfigError, FileError, PCNError
 from pcn.integrations.accelerate import FILE, bare, read_state
-from pcn.integrations.callback_switch import CallbackSwitch, State, plan_in, write_plan
+from pcn.integrations.callback_switch import CallbackSwitch, State, plan_in
+from pcn.layers import unwrap
 from pcn.nn import PCModule
-from pcn.plans.plan import Plan
+from pcn.planner.budget import Budget
+from pcn.plans.plan import Plan, get_plan
 from pcn.running.example import Batches
+from pcn.saving.model_folder import save_among
 from pcn.whole_files import write_whole
 
 try:
-    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import (
+        PreTrainedModel,
+        Trainer,
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+    )
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 except ImportError as error:
     raise PCNError("this needs transformers, which is not installed: pip install transformers accelerate") from error
@@ -33,11 +44,19 @@ class SwitchCallback(TrainerCallback):
     process its own or the same; ``metric`` is the name of the validation accuracy, such as ``"eval_accuracy"``, for
     rules that ask for one; everything else is as for :class:`pcn.Switch`. After epoch 3 means at the start of the next
     one, so that checkpoints of epoch 3 are still the whole model's. Checkpoints from after the switch, and what
-    ``trainer.save_model(folder)`` writes then, hold the plan besides, for ``pcn.load(model, folder)``.
+    ``trainer.save_model(folder)`` writes then, hold plan and weights as ``pcn.save`` does, for
+    ``pcn.load(model, folder)``.
     """
 
-    def __init__(self, batches: Batches, *, metric: str | None = None, **options: Any) -> None:
-        self._switch = CallbackSwitch(batches, metric, options)
+    def __init__(
+        self,
+        batches: Batches,
+        config: PCNConfig | Budget | None = None,
+        *,
+        metric: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._switch = CallbackSwitch(batches, config, metric, options)
         self._trainer: Trainer | None = None
         self._resumed = False
 
@@ -73,9 +92,13 @@ class SwitchCallback(TrainerCallback):
 
         # What save_model calls, also for a checkpoint, in the process that writes and before anything is uploaded.
         def save_with_plan(output_dir: str | None = None, **state: Any) -> None:
+            switched = get_plan(trainer.model) is not None
+            if switched and isinstance(unwrap(trainer.model), PreTrainedModel):
+                # It renames, converts and splits weights for from_pretrained, which cannot build this model.
+                state["state_dict"] = {}
             save(output_dir, **state)
-            if trainer.args.should_save:
-                write_plan(trainer.model, Path(trainer.args.output_dir if output_dir is None else output_dir))
+            if switched and trainer.args.should_save:
+                save_among(trainer.model, Path(trainer.args.output_dir if output_dir is None else output_dir))
 
         trainer._save = save_with_plan
         trainer._load_from_checkpoint = load_weights_or_wait
@@ -112,6 +135,8 @@ class SwitchCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        if state.is_world_process_zero:
+            self._switch.warn_if_it_never_came()
         self._switch.end()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -154,8 +179,8 @@ def _surely_loaded(model: nn.Module, checkpoint: str) -> Iterator[None]:
     yield
     if any(bool(basis.isnan().any()) for basis in bases):
         raise FileError(
-            f"the weights in {checkpoint} have other names than the model's: this version of transformers writes this "
-            "architecture under older names and cannot resume it, switched or not; use another version"
+            f"the weights in {checkpoint} have other names than the model's, as where transformers alone has written "
+            "them; take a checkpoint that this callback wrote"
         )
 
 

@@ -19,7 +19,7 @@ from pcn.plans.plan import Plan, get_plan
 from pcn.rewriting.edit import Edit
 from pcn.rewriting.surgery import commit_, reshape_
 from pcn.saving.weights import State, read_tensors, tensors_to_save
-from pcn.whole_files import flush, put_in_place
+from pcn.whole_files import flush, put_in_place, written_whole
 
 PLAN_FILE = "plan.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -41,9 +41,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         ) as scratch:
             fresh = Path(scratch) / "new"
             fresh.mkdir()
-            (fresh / PLAN_FILE).write_text(plan.to_json(), encoding="utf-8")
-            save_file(tensors, fresh / WEIGHTS_FILE, metadata={"format": "pt"})
-            (fresh / WEIGHTS_FILE).chmod((fresh / PLAN_FILE).stat().st_mode)  # which safetensors writes for one alone
+            _write(plan, tensors, fresh)
             flush(fresh / PLAN_FILE, fresh / WEIGHTS_FILE, fresh)
             put_in_place(fresh, target, aside=Path(scratch) / "old")
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
@@ -51,6 +49,16 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             f"cannot save to {target}: {error}; what was there before is untouched. "
             "Give a folder on a disk with room, beside which you may write"
         ) from error
+
+
+def save_among(model: nn.Module, folder: Path) -> None:
+    """Write the same two files into a folder that holds others too, in place of older ones; the plan is put last."""
+    base = unwrap(model)
+    plan = get_plan(base)
+    if plan is None:
+        raise PlanError(f"this model carries no plan: {NO_PLAN}")
+    with written_whole(folder / PLAN_FILE) as path:
+        _write(plan, tensors_to_save(base), path.parent)
 
 
 def load(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
@@ -88,6 +96,12 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     except (OSError, ValueError) as error:
         raise FileError(f"cannot read the plan {path}: {error}; give the folder that pcn.save wrote") from error
     return Plan.from_json(text)
+
+
+def _write(plan: Plan, tensors: State, folder: Path) -> None:
+    (folder / PLAN_FILE).write_text(plan.to_json(), encoding="utf-8")
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    (folder / WEIGHTS_FILE).chmod((folder / PLAN_FILE).stat().st_mode)  # which safetensors writes for one alone
 
 
 def _plan_of_all(model: nn.Module) -> Plan:
