@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,16 @@ def test_one_call_is_the_three_steps() -> None:
     assert pcn.make_plan(second, stats, config).apply_(second, stats) == plan
     assert torch.equal(first(x), second(x))
     assert pcn.get_plan(first) is plan
+
+
+def test_directions_that_no_sample_has_shown_are_warned_of_once_and_stand_in_the_plan() -> None:
+    model, x = Mlp(), vectors(6)
+    stats = pcn.analyze(model, [x])
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=0.5))  # nothing is lost yet: a note is enough
+    with pytest.warns(UserWarning, match=r"'fc\d': 6 samples of \d+ inputs show 5 directions, .* are made up") as told:
+        assert pcn.compress_(model, [x], pcn.PCNConfig(rank=0.5)) == plan
+    assert [each.filename for each in told] == [__file__]
+    assert any("made up" in (layer.note or "") for layer in plan.transformed)
 
 
 def test_by_default_nearly_all_the_variance_stays() -> None:
@@ -133,3 +144,40 @@ def test_a_second_network_from_the_same_plan() -> None:
     fresh.load_state_dict(model.state_dict())
     assert isinstance(fresh.fc2, PCLinear)
     assert torch.equal(fresh(x), model(x))
+
+
+class Masked(nn.Module):
+    """Takes a mask, or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(WIDTH, 64), nn.BatchNorm1d(64), nn.Linear(64, 5)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = torch.relu(self.norm(self.first(x)))
+        return self.second(x if mask is None else x * mask[:, None])
+
+
+def test_a_mask_between_inputs_and_targets_is_not_left_out_without_a_word() -> None:
+    x, mask = vectors(64), torch.arange(64).remainder(2).float()
+    batches = [(x, mask, torch.zeros(64, dtype=torch.long))]
+    ways: dict[str, Callable[[nn.Module, Any], object]] = {
+        "analyze": lambda model, forward: pcn.analyze(model, batches, forward=forward),
+        "gradients": lambda model, forward: pcn.analyze(model, batches, forward=forward, gradients=True),
+        "recalibrate": lambda model, forward: pcn.recalibrate_(model, batches, forward),
+        "costs": lambda model, forward: pcn.measure_costs(model, batches[0], forward=forward),
+        "compress": lambda model, forward: pcn.compress_(model, batches, pcn.PCNConfig(rank=4), forward=forward),
+        "switch": lambda model, forward: pcn.Switch(model, None, pcn.PCNConfig(rank=4), forward=forward).now(batches),
+    }
+    for way in ways.values():
+        model = Masked()
+        before = record(model)
+        with pytest.raises(pcn.ConfigError, match=r"Masked takes \(x, mask\): say what goes in with forward="):
+            way(model, None)
+        assert record(model) == before
+        way(model, lambda model, batch: model(batch[0], batch[1]))
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0], batch[1]), batch[2])
+
+    assert pcn.analyze(Masked(), batches, gradients=loss).gradients  # it calls the model itself

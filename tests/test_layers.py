@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pcn.layers import LAYER_TYPES, TYPE_OF, LayerType, canonical_weight, in_width, out_width
+from pcn.layers import LAYER_TYPES, NEEDED, TYPE_OF, LayerType, canonical_weight, in_width, out_width
+from pcn.nn import PCConv2d, PCLinear
 
 
 class Turned(nn.Linear):
@@ -34,3 +35,9 @@ def test_a_layer_type_says_where_the_channels_of_a_weight_stand(turned_is_known:
     assert (in_width(layer), out_width(layer)) == sizes
     x = torch.randn(5, sizes[0])
     torch.testing.assert_close(x @ canonical_weight(layer).T + layer.bias, layer(x))
+
+
+def test_all_that_principal_component_layers_have_beyond_stock_ones_is_kept_free() -> None:
+    pairs = (PCLinear(2, 2, rank=1), nn.Linear(2, 2)), (PCConv2d(2, 2, 1, rank=1), nn.Conv2d(2, 2, 1))
+    more = {name for new, stock in pairs for name in {*dir(new)} - {*dir(stock)} if not name.startswith("_")}
+    assert more - {"groups"} == set(NEEDED)  # groups is a number of the stock convolutions

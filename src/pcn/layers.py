@@ -40,6 +40,28 @@ LAYER_TYPES = {t.kind: t for t in (LINEAR, TRANSPOSED_LINEAR, *CONVOLUTIONS.valu
 # How a class is seen, and its subclasses too, unless they have a forward function of their own.
 TYPE_OF: dict[type[nn.Module], LayerType] = {nn.Linear: LINEAR, **CONVOLUTIONS}
 
+# What a principal component layer has and a stock one has not: a user's attribute of that name would have no place.
+NEEDED = (
+    "basis",
+    "geometry",
+    "load_",
+    "mean",
+    "offset_weight",
+    "output_basis",
+    "output_rank",
+    "rank",
+    "stock",
+    "stood_for",
+    "train_basis",
+)
+
+STATE_HOOKS = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
 # These read the weights of their children instead of calling them (the encoder layer on its fast path in eval mode).
 READS_CHILDREN_DIRECTLY = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
@@ -102,12 +124,14 @@ def transformable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str
                 reason = "it is lazy: run the model once first"
             elif id(module) in direct:
                 reason = direct[id(module)]
-            elif (computed := _computed(module)) is not None:
+            elif (computed := computed_tensor(module)) is not None:
                 reason = f"its {computed} is computed from other tensors (pruning, weight or spectral norm)"
             elif (more := more_than_weights(module)) is not None:
                 reason = more
             elif "forward" in module.__dict__:
                 reason = "its forward function was replaced"
+            elif (attached := _attached(module)) is not None:
+                reason = attached
             elif (shared := _shared(module, owners)) is not None:
                 reason = shared
             elif kind.spatial and canonical_weight(module).shape[1] == 1 and groups_of(module) > 1:
@@ -146,12 +170,27 @@ def more_than_weights(module: nn.Module) -> str | None:
 
     >>> more_than_weights(nn.Linear(2, 2))
     """
-    held = [*module._parameters, *module._buffers, *module._modules]
+    plain = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
+    held = [*module._parameters, *module._buffers, *module._modules, *plain]
     more = next((name for name in held if name not in ("weight", "bias")), None)
     return None if more is None else f"it holds {more!r} beside its weight and bias"
 
 
-def _computed(module: nn.Module) -> str | None:
+def _attached(module: nn.Module) -> str | None:
+    """Say what somebody has attached to a layer that a new one in its place could not take over."""
+    if module._compiled_call_impl is not None:
+        return "it was compiled by itself, with layer.compile()"
+    if any(getattr(module, hooks) for hooks in STATE_HOOKS):
+        return "it has hooks on its state dict, which know its tensors as they are"
+    for name, value in vars(module).items():
+        if name in NEEDED:
+            return f"it has an attribute {name!r}, which a principal component layer needs for itself"
+        if getattr(value, "__self__", None) is module:
+            return f"its {name!r} is a method of this one object"
+    return None
+
+
+def computed_tensor(module: nn.Module) -> str | None:
     """Name the tensor of a layer that is no parameter of its own, if there is one."""
     tensors = (name for name in ("weight", "bias") if isinstance(getattr(module, name, None), Tensor))
     return next((name for name in tensors if name not in module._parameters), None)

@@ -276,6 +276,31 @@ def test_what_cannot_be_done_is_said_in_one_line(capsys: pytest.CaptureFixture[s
     assert "carries no plan" in refused(capsys, "export", *LOOK, "--to", "folded", "--out", "x.safetensors")
 
 
+@pytest.mark.parametrize("junk", ["", "{}", "[1, 2", '{"format": "pcn-plan"}', "\x00\x01"])
+def test_what_is_no_plan_is_told_from_what_pcn_plan_writes(capsys: pytest.CaptureFixture[str], junk: str) -> None:
+    trained()
+    Path("junk.json").write_text(junk)
+    for name in ("junk.json", "nothing.json", "."):
+        said = refused(capsys, "compress", *LOOK, "--plan", name, "--out", "small")
+        assert "pcn: error: --plan: " in said
+        assert said.endswith("; give a file that pcn plan --out wrote\n")
+        assert "pcn.save" not in said
+
+
+@pytest.mark.parametrize(
+    ("prefix", "wrapper"), [("module.", "DistributedDataParallel"), ("_orig_mod.", "torch.compile")]
+)
+def test_weights_of_a_wrapper_are_told_by_their_names(
+    capsys: pytest.CaptureFixture[str], prefix: str, wrapper: str
+) -> None:
+    wrapped = {prefix + name: tensor for name, tensor in trained().state_dict().items()}
+    save_file(wrapped, "weights.safetensors")
+    said = refused(capsys, "analyze", *LOOK)
+    assert f"names begin with '{prefix}' in the state dict of {wrapper}" in said
+    save_file({f"body.{name}": tensor for name, tensor in wrapped.items()}, "weights.safetensors")
+    assert "names begin with" not in refused(capsys, "analyze", *LOOK)
+
+
 def test_a_budget_that_steps_put_out_of_reach_is_met_as_the_error_says(capsys: pytest.CaptureFixture[str]) -> None:
     trained()
     assert "with --rank-step 1 it would be" in refused(capsys, "plan", *LOOK, "--params", "0.12")
@@ -308,7 +333,10 @@ def test_what_does_not_fit_the_model_is_said_in_flags(capsys: pytest.CaptureFixt
             said = refused(capsys, *command, *mlp, "--inputs", name)
             assert f"save the tensors of {name} by the names of the model's arguments" in said
             assert "forward=" not in said
-    assert "give --random-inputs by the names" in refused(capsys, "analyze", *mlp, "--random-inputs", "y=8,12")
+    for noise in ("y=8,12", "8,13"):
+        said = refused(capsys, "analyze", *mlp, "--random-inputs", noise)
+        assert "give --random-inputs in the shapes that the model takes" in said
+        assert "by the names of the model's arguments (NAME=SHAPE)" in said
     assert "give --inputs FILE with what the model takes" in refused(capsys, "analyze", *mlp, "--data", "digits")
 
 
@@ -351,6 +379,11 @@ def test_files_of_tensors(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tensors are read from .pt" in refused(capsys, "analyze", *model, "--inputs", "x.txt")
     Path("x.npy").write_text("1")
     assert "cannot read the tensors in x.npy" in refused(capsys, "analyze", *model, "--inputs", "x.npy")
+    for junk in (b"", b"junk", b"\x80\x02junk", b"PK\x03\x04junk", bytes(range(256))):
+        Path("junk.pt").write_bytes(junk)
+        said = refused(capsys, "analyze", *model, "--inputs", "junk.pt")
+        assert "cannot read the tensors in junk.pt" in said
+        assert "save tensors only" in said
     np.save("objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     assert "cannot read the tensors in objects.npy" in refused(capsys, "analyze", *model, "--inputs", "objects.npy")
     assert "give a shape" in refused(capsys, "analyze", *model, "--random-inputs", "3x4", code=2)

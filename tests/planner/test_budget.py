@@ -99,6 +99,19 @@ def test_frozen_layers_neither_spend_nor_save() -> None:
     assert count(model).trainable <= limit
 
 
+def test_a_budget_that_frozen_layers_put_out_of_reach_says_so_of_them() -> None:
+    model = network()
+    with pytest.raises(pcn.ConfigError) as unfrozen:
+        pcn.compress_(model, [BATCH], params=0.01)
+    assert "frozen" not in str(unfrozen.value)
+    model.requires_grad_(False)
+    model[9].requires_grad_(True)
+    with pytest.raises(pcn.ConfigError, match=r"frozen layers \(0, 3, 7\) neither count nor change"):
+        pcn.compress_(model, [BATCH], params=0.01)
+    with pytest.raises(pcn.ConfigError, match=r"frozen layers \(0, 3, 7\) do not change"):
+        pcn.compress_(model, [BATCH], flops=0.01)
+
+
 def test_a_frozen_layer_that_is_excluded_says_so() -> None:
     model = network().requires_grad_(False)
     model[7].requires_grad_(True)

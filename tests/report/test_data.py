@@ -139,6 +139,11 @@ def test_what_is_no_run_is_refused_in_one_line(
     (folder / "spectra.json").write_text("{")
     assert "spectra.json is damaged" in refused(folder)
     (folder / "spectra.json").unlink()
+    whole = (folder / "plan.json").read_text()
+    (folder / "plan.json").write_text(whole[:20])
+    assert "plan.json is damaged: the plan is not JSON" in (said := refused(folder))
+    assert "pcn.save" not in said
+    (folder / "plan.json").write_text(whole)
     (folder / "metrics.jsonl").write_text('{"event": "epo')
     assert "metrics.jsonl holds no epoch of a run that has ended" in refused(folder)
     (folder / "settings.json").write_text('{"colour": "red"}')

@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from new_coordinates import MODELS, batch, planned
-from pcn import LayerPlan, LayerRule, PCNConfig, Plan, PlanError, analyze, compress_, fold_, get_plan, make_plan
+from pcn import (
+    LayerPlan,
+    LayerRule,
+    PCNConfig,
+    Plan,
+    PlanError,
+    analyze,
+    compress_,
+    fold_,
+    get_plan,
+    make_plan,
+    to_plain,
+)
 from pcn.config import ORDERS, Order
 from pcn.layers import LAYER_TYPES, TYPE_OF, LayerType
 from pcn.nn import PCLinear, PCModule
@@ -165,6 +177,43 @@ def test_hooks_modes_and_frozen_weights_come_back_too() -> None:
     assert not model.conv3.weight.requires_grad
     assert model.fc1.weight.requires_grad
     assert [name for name, module in model.named_modules() if module.training] == ["fc1"]
+
+
+class Named(nn.Linear):
+    """Computes as its parent does, and has a number more."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.scale = 1.0
+
+
+@pytest.mark.parametrize("form", ["factored", "dense", "folded"])
+def test_attributes_that_were_hung_on_a_layer_go_along_and_come_back(form: str) -> None:
+    model = nn.Sequential(Named(12, 24), nn.Tanh(), nn.Linear(24, 5), nn.Unflatten(1, (5, 1)), nn.Conv1d(5, 4, 1))
+    model[0].scale, model[2].role, model[4].role = 0.1, ["head"], "last"
+    attributes = {name: vars(module).keys() for name, module in model.named_modules()}
+    transform_(model, vectors(64), PCNConfig(rank=0.5, skip_larger=False))
+    parts = [model]
+    parts += [to_plain(model, form)] if form != "folded" else []
+    for part in parts:
+        assert (part[0].scale, part[2].role, part[4].role) == (0.1, ["head"], "last")
+    if form == "folded":
+        model[2].later = True
+        fold_(model)
+        assert (model[0].scale, model[2].role, model[4].role, model[2].later) == (0.1, ["head"], "last", True)
+        del model[2].later
+        assert {name: vars(module).keys() for name, module in model.named_modules()} == attributes
+
+
+def test_subclasses_that_compute_as_their_parents_come_back_as_themselves() -> None:
+    model = nn.Sequential(Named(12, 24), nn.Tanh(), nn.Linear(24, 5))
+    x = vectors(64)
+    transform_(model, x, PCNConfig(rank=0.5, skip_larger=False))
+    assert type(model[0]) is PCLinear
+    model, expected = copy.deepcopy(model), model(x)
+    fold_(model)
+    assert [type(module) for module in model] == [Named, nn.Tanh, nn.Linear]
+    assert distance(model(x), expected) < 1e-5
 
 
 def test_a_shared_module_stays_shared() -> None:

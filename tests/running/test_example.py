@@ -42,6 +42,38 @@ def test_the_ways_in(batch: Any, seen: tuple[int, int, int]) -> None:
     assert Example.of(batch).call(Sum()) == seen
 
 
+class OfOne(nn.Module):
+    def forward(self, x: Tensor) -> float:
+        return float(x[0, 0])
+
+
+class OfAny(nn.Module):
+    def forward(self, *args: Tensor) -> int:
+        return len(args)
+
+
+@pytest.mark.parametrize("model", [Sum(), OfAny(), nn.DataParallel(Sum())])
+@pytest.mark.parametrize("batch", [(X, Y, TARGET), [X, Y, TARGET, TARGET]])
+def test_of_three_or_more_nobody_guesses_which_a_model_takes(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(ConfigError, match=r"only the first would go in, .* forward=lambda model, batch: model\(batch"):
+        Example.for_model(model, batch)
+    Example.for_model(model, batch, forward=lambda model, batch: model(batch[0], batch[1]))
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [
+        (OfOne(), (X, TARGET, TARGET)),  # an index beside the targets
+        (nn.Flatten(), (X, TARGET, TARGET)),
+        (Sum(), (X, TARGET)),
+        (Sum(), ((X, Y), TARGET, TARGET)),  # says itself what goes in
+        (Sum(), ({"x": X}, TARGET, TARGET)),
+    ],
+)
+def test_what_can_only_go_in_one_way_goes_in(model: nn.Module, batch: Any) -> None:
+    assert str(Example.for_model(model, batch)) == str(Example.of(batch))
+
+
 def test_a_forward_function_gets_the_batch_as_it_is() -> None:
     batch = {"anything": [X, "text"]}
     example = Example.of(batch, forward=lambda model, b: model(b["anything"][0], z=Y))

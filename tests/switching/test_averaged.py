@@ -14,6 +14,7 @@ import pcn
 from pcn.maths.transform import input_transform
 from pcn.nn import PCModule
 from pcn.rewriting.bases import find_bases
+from pcn.rewriting.surgery import reshape_
 from switching.loop import CONFIG, convolutional, dense, images, step, vectors
 
 
@@ -104,8 +105,10 @@ def test_a_copy_of_another_shape_leaves_everything_as_it_was() -> None:
     model, ema = dense(), dense(width=20)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parameters = list(model.parameters())
-    with pytest.raises(pcn.PlanError):
+    with pytest.raises(pcn.PlanError, match=r"^ema is no copy of the model"):
         pcn.Switch(model, optimizer, CONFIG, ema=ema).now([vectors(0)[0]])
+    with pytest.raises(pcn.PlanError, match=r"^ema is no copy of the model"):
+        reshape_(pcn.make_plan(model, None, CONFIG), model, optimizer=optimizer, ema=ema)
     assert [id(p) for p in model.parameters()] == [id(p) for p in parameters]
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in parameters]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 import warnings
 from collections.abc import Callable
 
@@ -153,6 +154,53 @@ def test_a_parametrised_layer_is_left_alone(change: Callable[[nn.Module], None],
     assert "parametrised" in reason or "computed from other tensors" in reason
     assert {id(p) for p in model[2].parameters()} == parameters
     assert held(optimizer) == {id(p) for p in model.parameters()}
+
+
+def compiled(layer: nn.Module) -> None:
+    layer.compile(backend="eager")
+
+
+def with_a_state_dict_hook(layer: nn.Module) -> None:
+    layer.register_state_dict_post_hook(lambda *_: None)
+
+
+def with_a_loading_hook(layer: nn.Module) -> None:
+    layer.register_load_state_dict_post_hook(lambda *_: None)
+
+
+def with_a_tensor(layer: nn.Module) -> None:
+    layer.mask = torch.ones(24)
+
+
+def with_a_rank(layer: nn.Module) -> None:
+    layer.rank = 3
+
+
+def with_a_method(layer: nn.Module) -> None:
+    layer.describe = types.MethodType(lambda self: self.weight.shape, layer)
+
+
+@pytest.mark.parametrize(
+    ("attach", "reason"),
+    [
+        (compiled, "it was compiled by itself"),
+        (with_a_state_dict_hook, "it has hooks on its state dict"),
+        (with_a_loading_hook, "it has hooks on its state dict"),
+        (with_a_tensor, "it holds 'mask' beside its weight"),
+        (with_a_rank, "it has an attribute 'rank'"),
+        (with_a_method, "its 'describe' is a method of this one object"),
+    ],
+)
+def test_what_a_new_layer_could_not_take_over_keeps_the_old_one(
+    attach: Callable[[nn.Module], None], reason: str
+) -> None:
+    model = dense()
+    attach(model[2])
+    layer = model[2]
+    _, plan = trained(model)
+    assert model[2] is layer
+    assert reason in (plan.layers["2"].reason or "")
+    assert {each.name for each in plan.transformed} == {"0", "4"}
 
 
 def test_a_parameter_that_the_optimizer_does_not_hold_is_still_not_held() -> None:

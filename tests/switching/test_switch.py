@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import pairwise
 
 import pytest
@@ -121,6 +122,35 @@ def test_a_switch_that_changes_nothing_says_so() -> None:
     with pytest.warns(UserWarning, match=said) as told:
         pcn.Switch(model, None, pcn.PCNConfig(rank=5000, exclude=["0"])).now([torch.randn(32, 8)])
     assert [each.filename for each in told] == [__file__]
+
+
+def rules(ranks: dict[str, int]) -> dict[str, pcn.LayerRule]:
+    return {name: pcn.LayerRule(rank=rank) for name, rank in ranks.items()}
+
+
+@pytest.mark.parametrize("fade", [0, 2])
+def test_directions_that_no_sample_has_shown_are_warned_of_once(fade: int) -> None:
+    model, batches = network(), [torch.randn(5, 8)]
+    switch = pcn.Switch(model, None, pcn.PCNConfig(layers=rules({"2": 5, "4": 20})), fade=fade)
+    said = r"'2': 5 samples of 64 inputs show 4 directions, and the others of 5 are made up \(likewise in 4\); give"
+    with pytest.warns(UserWarning, match=said) as told:
+        switch.after_epoch(1, batches)
+    assert [each.filename for each in told] == [__file__]
+    with warnings.catch_warnings(action="error"):
+        for step in range(fade):
+            switch.after_step(step + 1, batches)
+    assert switch.plan is not None
+    assert "are made up" in (switch.plan.layers["2"].note or "")
+
+
+@pytest.mark.filterwarnings("error")
+def test_samples_that_show_all_that_is_kept_are_enough() -> None:
+    ranks = {"0": 8, "2": 4, "4": 64}  # all inputs, one less than samples, all inputs
+    plan = pcn.Switch(network(), None, pcn.PCNConfig(layers=rules(ranks))).now([torch.randn(5, 8)])
+    assert {layer.name: layer.rank for layer in plan.transformed} == ranks
+    assert "more samples may show more" in (plan.layers["2"].note or "")
+    random = pcn.PCNConfig(rank=8, basis="random")
+    assert pcn.Switch(network(), None, random).now([torch.randn(5, 8)]).transformed
 
 
 def test_a_basis_that_balances_a_loss_of_ones_own() -> None:

@@ -15,6 +15,7 @@ from pcn.cli.plan import document, show_prospect
 from pcn.cli.screen import Screen
 from pcn.cli.settings_flags import NETWORK
 from pcn.cli.subject import read_subject
+from pcn.cli.wording import advising_plan
 from pcn.plans.prospect import prospect
 from pcn.running.example import Example
 from pcn.running.untouched import untouched
@@ -34,7 +35,8 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     if arguments.plan is not None and (given := [name for name in NETWORK if hasattr(arguments, name)]):
         raise WrongUsageError(f"--plan says what to keep already: leave --{given[0].replace('_', '-')} out")
     subject = read_subject(arguments)
-    plan = None if arguments.plan is None else load_plan(arguments.plan)
+    with advising_plan():
+        plan = None if arguments.plan is None else load_plan(arguments.plan)
     gradients = plan is not None and plan.needs_gradients
     looked = look(arguments, subject, screen, gradients=gradients)
     stats = looked.stats

@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from pcn.cli.subject import Subject
-from pcn.errors import PlanError, StatisticsError
+from pcn.errors import FileError, PlanError, StatisticsError
 from pcn.planner.measuring import ONE_BATCH
 from pcn.plans.plan import check_untransformed
 from pcn.running.failures import BATCHES, ONE_SAMPLE
+
+if TYPE_CHECKING:
+    from pcn.cli.subject import Subject
+
+# What stands before all names of a wrapper's state dict.
+WRAPPERS = {"module.": "DistributedDataParallel or an averaged model", "_orig_mod.": "torch.compile"}
 
 
 @contextmanager
@@ -24,6 +30,30 @@ def advising_flags(arguments: argparse.Namespace, subject: Subject) -> Iterator[
         if said == str(error):
             raise
         raise StatisticsError(said + _fitting_inputs(arguments, subject)) from error
+
+
+@contextmanager
+def advising_plan() -> Iterator[None]:
+    """Say which command writes what ``--plan`` reads, where a file is something else."""
+    try:
+        yield
+    except FileError as error:
+        raise FileError(f"--plan: {str(error).partition('; ')[0]}; give a file that pcn plan --out wrote") from error
+
+
+@contextmanager
+def advising_prefix() -> Iterator[None]:
+    """Say where names in a file of weights come from when a wrapper stands before all of them."""
+    try:
+        yield
+    except FileError as error:
+        prefix = next((prefix for prefix in WRAPPERS if f"that the model lacks ('{prefix}" in str(error)), None)
+        if prefix is None:
+            raise
+        raise FileError(
+            f"{error}; names begin with {prefix!r} in the state dict of {WRAPPERS[prefix]}: save that of the model "
+            "inside it, or take the prefix off"
+        ) from error
 
 
 @contextmanager
@@ -48,10 +78,11 @@ def _another_number(arguments: argparse.Namespace) -> str:
 
 
 def _fitting_inputs(arguments: argparse.Namespace, subject: Subject) -> str:
+    shapes = "in the shapes that the model takes, samples first"
     if arguments.inputs is not None:
-        return f"save the tensors of {arguments.inputs} by the names of the model's arguments, as many samples of each"
+        return f"save the tensors of {arguments.inputs} by the names of the model's arguments, {shapes}"
     if arguments.random_inputs is not None:
-        return "give --random-inputs by the names of the model's arguments (NAME=SHAPE), as many samples of each"
+        return f"give --random-inputs {shapes}, and several by the names of the model's arguments (NAME=SHAPE)"
     return f"give --inputs FILE with what the model takes in place of --data {subject.settings.data}"
 
 

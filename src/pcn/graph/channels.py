@@ -13,6 +13,7 @@ from pcn.graph.trace import capture
 from pcn.graph.walk import Passed, Walk
 from pcn.layers import unwrap
 from pcn.running.example import Example, device_of
+from pcn.running.reads import read_directly
 
 
 @dataclass(frozen=True)
@@ -65,5 +66,5 @@ def trace(model: nn.Module, example: Any) -> ChannelGraph:
         walk.reads,
         {layer: found for layer, found in walk.positions.items() if layer not in walk.uncounted},
         walk.norms_of_one(),
-        walk.directly_read,
+        read_directly(model, example) | walk.directly_read,
     )

@@ -28,6 +28,7 @@ class PCModule(Transformed):
     output_basis: Tensor | None
     groups: int = 1
     stock: ClassVar[type[Any]]  # the layer that this one stands for
+    stood_for: type[nn.Module] | None = None  # the subclass of it that stood here, where it was one
 
     def _make_tensors(
         self,

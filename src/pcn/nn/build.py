@@ -35,6 +35,16 @@ HOOKS = (
     "_is_full_backward_hook",
 )
 
+# What layers say of their own shapes and classes, which are not those of what takes their place.
+OF_ITS_CLASS = (
+    "nf",
+    "nx",  # both of transformers' Conv1D
+    "output_padding",
+    "stood_for",
+    "transposed",
+    "_reversed_padding_repeated_twice",
+)
+
 
 def empty_like(
     layer: nn.Module,
@@ -70,6 +80,8 @@ def empty_like(
     if (layout := layout_of(weight)) != torch.contiguous_format:
         new.to(memory_format=layout)  # type: ignore[call-overload]
     inherit_(new, layer)
+    if type(layer) is not new.stock and type(layer).forward is new.stock.forward:
+        new.stood_for = type(layer)
     new.requires_grad_(weight.requires_grad)
     if isinstance(layer.bias, Tensor):
         new.bias.requires_grad_(layer.bias.requires_grad)
@@ -107,3 +119,10 @@ def inherit_(new: nn.Module, old: nn.Module) -> None:
     new.train(old.training)
     for name in HOOKS:
         setattr(new, name, getattr(old, name))  # the same dictionaries: handles given out earlier still remove
+
+
+def hand_on_(new: nn.Module, old: nn.Module) -> None:
+    """Give a module the attributes that somebody has hung on the one whose place it takes; its own stay as they are."""
+    for name, value in vars(old).items():
+        if name not in OF_ITS_CLASS and not hasattr(new, name):
+            new.__dict__[name] = value

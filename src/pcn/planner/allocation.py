@@ -12,6 +12,7 @@ from pcn.planner.floor import Steps
 from pcn.planner.options import Option, bargains, rate
 from pcn.planner.prices import added, taken_off
 from pcn.planner.units import UNITS, Costs, amounts
+from pcn.plans.table import shorten
 
 Offers = Mapping[str, list[Option]]
 _Bid = tuple[float, float, str, Option]  # what it does not buy per price and in all, and for which layer: one bid each
@@ -25,7 +26,8 @@ class Room:
     """What the whole model may cost, in every unit that is limited, and what all that is not on offer takes of it.
 
     Of several limits the one that is short should count for more: ``weights`` are those of their shares in a price.
-    ``now`` is what the model takes as it is, and ``steps`` may be why no ranks could meet a limit: to be said then.
+    ``now`` is what the model takes as it is; ``steps``, or layers that would change if they were not ``frozen``, may be
+    why no ranks could meet a limit: to be said then.
     """
 
     limits: Costs
@@ -33,6 +35,7 @@ class Room:
     weights: Mapping[str, float] = field(default_factory=dict)
     now: Costs = field(default_factory=dict)
     steps: Steps = field(default_factory=Steps)
+    frozen: tuple[str, ...] = ()
 
     def price(self, option: Option) -> float:
         """What an option takes of the one limit, in its own unit; of several, its shares of what there is, added up."""
@@ -67,7 +70,13 @@ class Room:
             limits = amounts({unit: self.limits[unit] for unit in short})
             reachable = " and ".join(UNITS[unit].at_least(least[unit], self.now.get(unit)) for unit in short)
             advice = self.steps.advice({unit: least[unit] for unit in short}, self.now)
-            raise ConfigError(f"the budget of {limits} is {amounts(short)} too small, {LEAST} {reachable}{advice}")
+            said = f"the budget of {limits} is {amounts(short)} too small, {LEAST} {reachable}"
+            raise ConfigError(said + self._unmoved(short) + advice)
+
+    def _unmoved(self, short: Costs) -> str:
+        """Say which layers a budget takes nothing from; those that do not train do not count as parameters either."""
+        what = "neither count nor change" if "params" in short else "do not change"
+        return f"; frozen layers ({shorten(list(self.frozen))}) {what}" if self.frozen else ""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ class Question:
     plan: Plan
     names: tuple[str, ...]
     prices: Prices
+    frozen: tuple[str, ...] = ()  # layers that could change if they were not
 
     @classmethod
     def of(
@@ -74,7 +75,9 @@ class Question:
         # What rules drop is counted as if it stayed: whether it may go depends on the ranks that are to be chosen.
         layers = {p.name: replace(p, kept_inputs=p.in_features, kept_outputs=p.out_features) for p in free}
         plan = replace(ruled, layers={**ruled.layers, **layers})
-        question = cls(model, budget, plan, tuple(layers), Prices(budget.units, measured or NOTHING, frozenset(frozen)))
+        prices = Prices(budget.units, measured or NOTHING, frozenset(frozen))
+        held = tuple(p.name for p in whole.transformed if p.name in frozen)
+        question = cls(model, budget, plan, tuple(layers), prices, held)
         question.room.check_reachable(question.offers)
         return question
 
@@ -98,7 +101,8 @@ class Question:
                 others = added(taken_off(others, self.prices.before(layer)), self.prices.after(layer))
         if "params" in others:
             others = {**others, "params": others["params"] - _cut_elsewhere(self.model, self.plan)}
-        return Room(limits, others, now=now, steps=Steps.of(self.budget, self.layers, self.prices, others))
+        steps = Steps.of(self.budget, self.layers, self.prices, others)
+        return Room(limits, others, now=now, steps=steps, frozen=self.frozen)
 
     def without(self, graph: ChannelGraph, dropped: Tensor) -> Question:
         """The same question where some channel classes are gone."""

@@ -35,7 +35,8 @@ def check_reachable(
     others = taken_off(now, added(dict.fromkeys(now, 0), *map(prices.before, free)))
     least = added(dict.fromkeys(now, 0), *(lowest(layer, budget, prices) for layer in free))
     limits = {unit: limit for unit in now if (limit := budget.limit(unit, now[unit])) is not None}
-    room = Room(limits, others, now=now, steps=Steps.of(budget, free, prices, others))
+    frozen = tuple(layer.name for layer in plan.transformed if layer not in free)
+    room = Room(limits, others, now=now, steps=Steps.of(budget, free, prices, others), frozen=frozen)
     if not plan.transformed and not room.holds(least):
         alone = {layer.name: layer.reason for layer in plan.layers.values()} | plan.left_alone
         reasons = "".join(f"; {name!r}: {reason}" for name, reason in list(alone.items())[:3])

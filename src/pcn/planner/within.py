@@ -148,6 +148,6 @@ def measure_first(model: nn.Module, batch: Any, budget: Budget, *, forward: Forw
     """Measure on one batch what a budget needs to know, if anything, and refuse one that no ranks could meet."""
     if batch is None or not budget.measures:
         return None
-    measured = _measured(model, Example.of(batch, forward, device_of(unwrap(model))), budget)
+    measured = _measured(model, Example.for_model(unwrap(model), batch, forward), budget)
     check_reachable(model, budget, measured)
     return measured

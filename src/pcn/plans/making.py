@@ -20,6 +20,7 @@ from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan, check_untransformed
 from pcn.plans.ranks import rank_layers
 from pcn.running.example import Batches, Example, device_of
+from pcn.running.reads import read_directly
 from pcn.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def make_plan(
             graph = trace(model, example)
         except TraceError as error:
             tracing_error = str(error)
-    layers, left_alone = rank_layers(found, stats, config, graph)
+    layers, left_alone = rank_layers(found, stats, config, _read(model, graph, example))
     requests = _requests(config, layers)
     if requests and (graph is None or example is None):
         why = tracing_error or UNCALLED
@@ -86,6 +87,13 @@ def make_plan(
     if requests and graph is not None and example is not None:
         plan = plan_outputs(plan, model, stats, config, requests, graph, example)
     return plan
+
+
+def _read(model: nn.Module, graph: ChannelGraph | None, example: Example | None) -> dict[str, str]:
+    """The layers whose weights somebody uses without calling them; without a graph the running model tells."""
+    if graph is not None:
+        return graph.directly_read
+    return {} if example is None else read_directly(model, example)
 
 
 def _requests(config: PCNConfig, layers: Mapping[str, LayerPlan]) -> list[Request]:

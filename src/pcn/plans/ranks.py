@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import nn
 
 from pcn.config import LayerRule, PCNConfig
 from pcn.errors import ConfigError
-from pcn.graph import ChannelGraph
 from pcn.layers import canonical_weight, groups_of, layer_type
 from pcn.plans.layer_plan import NO_RANK, LayerPlan
 from pcn.rank_rules import ExplainedVariance, Fixed, RankRule, SpectrumLike, Threshold, as_rank_rule
@@ -19,9 +19,12 @@ def rank_layers(
     found: list[tuple[str, nn.Module, str | None]],
     stats: Statistics | None,
     config: PCNConfig,
-    graph: ChannelGraph | None,
+    read: Mapping[str, str],
 ) -> tuple[dict[str, LayerPlan], dict[str, str]]:
-    """Give every layer its rank or the reason why it has none; return these, and the reasons of other modules."""
+    """Give every layer its rank or the reason why it has none; return these, and the reasons of other modules.
+
+    ``read`` names the layers whose weights somebody uses without calling them, with who does.
+    """
     layers: dict[str, LayerPlan] = {}
     left_alone: dict[str, str] = {}
     for name, module, reason in found:
@@ -29,7 +32,7 @@ def rank_layers(
             left_alone[name] = _refuse_named(name, config, reason)
             continue
         layer = _describe(name, module)
-        reason = _excluded(name, config) or reason or _unmeasured(name, stats) or _directly_read(name, graph)
+        reason = _excluded(name, config) or reason or _unmeasured(name, stats) or _directly_read(name, read)
         layers[name] = _with_rank(layer, stats, config, reason)
     return layers, left_alone
 
@@ -71,9 +74,8 @@ def _unmeasured(name: str, stats: Statistics | None) -> str | None:
     return stats.left_alone.get(name, "the statistics do not cover it")
 
 
-def _directly_read(name: str, graph: ChannelGraph | None) -> str | None:
-    who = None if graph is None else graph.directly_read.get(name)
-    return None if who is None else f"{who!r} uses its weight without calling it"
+def _directly_read(name: str, read: Mapping[str, str]) -> str | None:
+    return f"{read[name]!r} uses its weight without calling it" if name in read else None
 
 
 def _excluded(name: str, config: PCNConfig) -> str | None:
@@ -102,8 +104,6 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
     if isinstance(wish, Fixed) and wish.count > width and not config.mentions(layer.name):
         return replace(layer, reason=f"its input has {width} dimensions, fewer than the rank {wish.count}")
     rank, note = _rank(layer.name, wish, _spectrum(layer, width, stats), config.multiple_of)
-    if note is None and stats is not None and stats.samples(layer.name) <= width:
-        note = f"{stats.samples(layer.name)} samples of {width} inputs: more samples may show more directions"
     if layer.order == "kept_block" and (layer.basis != "pca" or layer.precondition):
         raise ConfigError(f"{layer.name!r}: order 'kept_block' makes PCA bases of its own; choose another order")
     if layer.basis != "pca" and width > forms.WIDEST_BASIS:
@@ -115,11 +115,31 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         stats.check_gradients(layer.name)
     outputs = None if rule.output_rank is None else _output_rank(layer, rule.output_rank, config)
     activation = None if stats is None else stats.layers[layer.name]
-    planned = replace(layer, rank=rank, output_rank=outputs, note=note, activation=activation)
+    planned = replace(layer, rank=rank, output_rank=outputs, activation=activation)
+    if note is None and stats is not None:
+        note = few_samples(planned, stats)
+    planned = replace(planned, note=note)
     if config.skip_larger and not exact and planned.is_larger:
         why = f"rank {rank} of {width} would not make it smaller, the basis included (skip_larger=False insists)"
         return replace(layer, reason=why)
     return planned
+
+
+def few_samples(layer: LayerPlan, stats: Statistics) -> str | None:
+    """Say where a layer's input was seen too few times to know all its directions, or even those that are kept."""
+    samples, width = stats.samples(layer.name), layer.in_features // layer.groups
+    seen = f"{samples} samples of {width} inputs"
+    if samples > width:
+        return None
+    if is_made_up(layer, samples):
+        return f"{seen} show {samples - 1} directions, and the others of {layer.rank} are made up"
+    return f"{seen}: more samples may show more directions"
+
+
+def is_made_up(layer: LayerPlan, samples: int) -> bool:
+    """Whether a basis holds directions that no sample has shown, while others are lost; a mean takes one sample."""
+    width = layer.in_features // layer.groups
+    return layer.rank is not None and layer.basis != "random" and samples - 1 < layer.rank < width
 
 
 def _output_rank(layer: LayerPlan, wish: int | float, config: PCNConfig) -> int | None:

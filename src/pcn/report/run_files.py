@@ -42,10 +42,17 @@ def read_run(folder: Path) -> RunFiles:
     return RunFiles(
         settings=settings,
         metrics=metrics,
-        plan=None if plan is None else Plan.from_json(plan),
+        plan=None if plan is None else _plan(plan, folder / PLAN),
         spectra=_spectra(folder / SPECTRA),
         result=_json(folder / RESULT),
     )
+
+
+def _plan(text: str, path: Path) -> Plan:
+    try:
+        return Plan.from_json(text)
+    except FileError as error:
+        raise FileError(f"{path} is damaged: {str(error).partition('; ')[0]}; bring the whole file back") from error
 
 
 def _spectra(path: Path) -> Spectra | None:

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from pcn.layers import LAYER_TYPES, by_group, canonical_weight, unwrap
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
+from pcn.plans.ranks import few_samples, is_made_up
+from pcn.plans.table import shorten
 from pcn.rewriting import directions
 from pcn.rewriting.directions import Directions
 from pcn.statistics import Statistics
+from pcn.warn import warn
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,20 @@ Bases = dict[str, Basis]
 def find_bases(plan: Plan, stats: Statistics, model: nn.Module) -> Bases:
     """Work out the coordinates for a plan; with them it can be applied without the statistics."""
     base = unwrap(model)
+    _warn_of_few_samples(plan, stats)
     return {layer.name: _find(plan, layer, stats, base) for layer in plan.transformed}
+
+
+def _warn_of_few_samples(plan: Plan, stats: Statistics) -> None:
+    """Warn of bases that are partly made up: what such a layer reads along them is arbitrary."""
+    layers = [layer for layer in plan.transformed if is_made_up(layer, stats.samples(layer.name))]
+    if layers:
+        first = layers[0]
+        others = shorten([layer.name for layer in layers[1:]])
+        warn(
+            f"{first.name!r}: {few_samples(first, stats)}{f' (likewise in {others})' if others else ''}; give more "
+            "calibration batches, a few times as many samples as layers have inputs, or ask for smaller ranks"
+        )
 
 
 def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:

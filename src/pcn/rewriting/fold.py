@@ -27,10 +27,11 @@ CARRIED = (SGD, Muon)  # mean squares of gradients in directions that were not t
 @torch.inference_mode(False)  # what is made in inference mode could not be trained
 @torch.no_grad()
 def fold_(model: nn.Module, *, optimizer: Optimizers = None) -> list[str]:
-    """Turn a transformed model back, in place, into the class, shapes and state-dict keys that it was built with.
+    """Turn a transformed model back, in place, into the classes, shapes and state-dict keys that it was built with.
 
-    The function at inference stays the same. Dropped channels come back as zeros that nobody reads. A bias that a layer
-    gained moves into the batch norm that follows; the names of layers that have to keep theirs are returned.
+    The function at inference stays the same, and attributes that were hung on layers come along. Dropped channels come
+    back as zeros that nobody reads. A bias that a layer gained moves into the batch norm that follows; the names of
+    layers that have to keep theirs are returned.
 
     An ``optimizer``, or a list of all that train the model, goes on with the new parameters: SGD and Muon with their
     momentum, which is zero in directions that were not trained; the state of any other starts afresh for them, with a

@@ -30,7 +30,7 @@ def folding(plan: Plan, model: nn.Module) -> tuple[Edit, list[str]]:
                 kept_bias.append(layer.name)
             else:
                 _absorb_bias(norm, dense, edit.cut)
-        new = _original_class(layer, dense)
+        new = _original_class(layer, old, dense)
         edit.swaps.append((old, new))
         _note_parameters_(edit, plan, layer, old, new)
     return edit, kept_bias
@@ -138,7 +138,9 @@ def _absorb_bias(norm: _BatchNorm, dense: nn.Module, tensors: dict[int, tuple[Te
     dense.register_parameter("bias", None)
 
 
-def _original_class(layer: LayerPlan, dense: nn.Module) -> nn.Module:
+def _original_class(layer: LayerPlan, old: PCModule, dense: nn.Module) -> nn.Module:
+    if old.stood_for is not None:
+        dense.__class__ = old.stood_for  # which computes as the stock layer does
     if layer.kind != "transposed_linear":
         return dense
     from transformers.pytorch_utils import Conv1D

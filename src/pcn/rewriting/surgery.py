@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pcn.errors import ConfigError, PlanError
 from pcn.fusion import unfuse_
 from pcn.layers import unwrap
+from pcn.nn import hand_on_
 from pcn.plans.plan import Plan, get_plan, set_plan_
 from pcn.plans.skeleton import sync_sizes_
 from pcn.rewriting.bases import Bases
@@ -23,6 +24,7 @@ from pcn.rewriting.optimizer_checks import check_holds, check_optimizers
 from pcn.rewriting.replaced import hand_over_
 from pcn.running.example import Example
 from pcn.running.optimizers import Optimizers, as_optimizers
+from pcn.running.reads import UsesOf
 from pcn.running.refusals import check_changeable
 from pcn.running.untouched import untouched
 
@@ -48,7 +50,7 @@ def apply_plan_(
     base, optimizers = unwrap(model), as_optimizers(optimizer)
     copies = [base] if ema is None else [base, averaged(ema, base)]
     with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode could not be trained
-        edits = [transforming(plan, module, bases) for module in copies]
+        edits = _each(copies, lambda module: transforming(plan, module, bases))
     check_optimizers(optimizers, edits[0].replaced, strict=strict, quiet=quiet)
     check_holds(optimizers, edits[0].replaced, base, strict=strict, quiet=quiet)
     with ExitStack() as undo:
@@ -84,12 +86,16 @@ class _TriedError(Exception):
 
 
 def _check_runs(model: nn.Module, example: Example, replaced: dict[nn.Module, str]) -> None:
-    """Run the changed model; an old layer that is called all the same is held somewhere that we cannot see."""
+    """Run the changed model; an old layer or weight that is used all the same is held somewhere that we cannot see."""
     called: list[str] = []
+    owners = {id(tensor): name for old, name in replaced.items() for tensor in old.parameters(recurse=False)}
+    kept = {id(tensor) for tensor in model.parameters()}  # a bias may be the new layer's too
+    used: list[str] = []
     try:
         with untouched(model), ExitStack() as hooks:
             for old, name in replaced.items():
                 _watch_(old, partial(called.append, name), hooks)
+            hooks.enter_context(UsesOf(owners.keys() - kept, lambda tensor: used.append(owners[id(tensor)])))
             example.call(model)
     except Exception as error:
         raise PlanError(f"the transformed model does not run, so the model was put back as it was: {error}") from error
@@ -97,6 +103,11 @@ def _check_runs(model: nn.Module, example: Example, replaced: dict[nn.Module, st
         raise PlanError(
             f"the model still calls the old {called[0]!r}, which it also holds outside its submodules (in a list, "
             "say), so it was put back as it was; hold layers in an nn.ModuleList, or exclude this one"
+        )
+    if used:
+        raise PlanError(
+            f"the model still computes with the old weight or bias of {used[0]!r}, which it holds elsewhere too "
+            "(in a list, say), so it was put back as it was; exclude this layer"
         )
 
 
@@ -109,6 +120,20 @@ def _watch_(old: nn.Module, told: Callable[[], None], stack: ExitStack) -> None:
 
     old.__dict__["forward"] = forward
     stack.callback(old.__dict__.pop, "forward")
+
+
+def _each(copies: list[nn.Module], edit: Callable[[nn.Module], Edit]) -> list[Edit]:
+    """What will change in the model, and in its averaged copy, which must have the same layers."""
+    model, *averages = copies
+    edits = [edit(model)]
+    try:
+        edits += map(edit, averages)
+    except PlanError as error:
+        raise PlanError(
+            f"ema is no copy of the model, or one that has been transformed already: {error}; give the averaged copy "
+            "of this very model"
+        ) from error
+    return edits
 
 
 def averaged(ema: nn.Module, model: nn.Module) -> nn.Module:
@@ -140,7 +165,7 @@ def reshape_(
     check_changeable(model, optimizer)
     base, optimizers = unwrap(model), as_optimizers(optimizer)
     copies = [base] if ema is None else [base, averaged(ema, base)]
-    edits = [reshaping(plan, module, empty=empty) for module in copies]
+    edits = _each(copies, lambda module: reshaping(plan, module, empty=empty))
     check_holds(optimizers, edits[0].replaced, base, strict=strict)
     early = loaded_early(optimizers, edits[0].replaced, strict=strict)
     with ExitStack() as undo:
@@ -167,6 +192,8 @@ def commit_(model: nn.Module, edit: Edit, plan: Plan | None) -> Callable[[], Non
 
 def _swap_layers_(model: nn.Module, swaps: list[Swap], undo: ExitStack) -> None:
     replaced = {id(old): new for old, new in swaps}
+    for old, new in swaps:
+        hand_on_(new, old)
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child is not None and id(child) in replaced:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pcn.errors import ConfigError
+from pcn.layers import unwrap
 
 Forward = Callable[[nn.Module, Any], Any]
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -64,7 +66,8 @@ class Example:
         """Make a call from a batch as a data loader yields it.
 
         A tensor is passed on as it is, a mapping as keyword arguments; a tuple or list is (inputs, targets, ...), of
-        which the first goes in by the same rules, a tuple there as positional arguments.
+        which the first goes in by the same rules, a tuple there as positional arguments. Whether a model could take
+        more of them than the first, :meth:`for_model` sees.
 
         >>> Example.of((torch.ones(2, 3), torch.zeros(2))).inputs.shape
         torch.Size([2, 3])
@@ -89,6 +92,13 @@ class Example:
         if device is not None:
             inputs = tree_map_only(Tensor, partial(_moved, device=device), inputs)
         return cls(inputs, forward)
+
+    @classmethod
+    def for_model(cls, model: nn.Module, batch: Any, forward: Forward | None = None) -> Example:
+        """Make a call of this model, on its device, from a batch of which nothing is left out that could go in."""
+        if forward is None:
+            _check_goes_in(batch, model)
+        return cls.of(batch, forward, device_of(model))
 
     def with_inputs(self, inputs: Any) -> Example:
         return replace(self, inputs=inputs)
@@ -142,6 +152,33 @@ class Example:
         if isinstance(self.inputs, tuple):
             return model(*self.inputs)
         return model(self.inputs)
+
+
+def _check_goes_in(batch: Any, model: nn.Module) -> None:
+    """Raise for three or more in a row where nobody knows which go in: the model could take more than the first."""
+    if not isinstance(batch, list | tuple) or len(batch) < 3 or not isinstance(batch[0], Tensor):
+        return
+    takes = _taken_by_position(model)
+    if len(takes) > 1 or any(name.startswith("*") for name in takes):
+        raise ConfigError(
+            f"a batch holds {len(batch)} things, of which only the first would go in, while {type(model).__name__} "
+            f"takes ({', '.join(takes[:3])}{', ...' if len(takes) > 3 else ''}): say what goes in with "
+            "forward=lambda model, batch: model(batch[0], batch[1]), or model(batch[0]) for the first alone"
+        )
+
+
+def _taken_by_position(model: nn.Module) -> list[str]:
+    """The arguments that a model takes by position, one for any number of them with its star."""
+    stars = {
+        inspect.Parameter.POSITIONAL_ONLY: "",
+        inspect.Parameter.POSITIONAL_OR_KEYWORD: "",
+        inspect.Parameter.VAR_POSITIONAL: "*",
+    }
+    try:
+        arguments = inspect.signature(unwrap(model).forward).parameters.values()
+    except (TypeError, ValueError):  # compiled code need not say
+        return []
+    return [stars[each.kind] + each.name for each in arguments if each.kind in stars]
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

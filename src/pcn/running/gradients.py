@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
 from pcn.errors import ConfigError, StatisticsError
-from pcn.running.example import Example, Forward, device_of
+from pcn.running.example import Example, Forward
 from pcn.running.inputs import changed_inputs
 from pcn.running.outputs import logits_of
 
@@ -33,7 +33,7 @@ def predicted_loss(
     Where the model is no classifier, ``instead`` is the argument that a person should give. With the same ``generator``
     for batch after batch, the labels do not depend on how samples are cut into batches.
     """
-    logits = logits_of(Example.of(batch, forward, device_of(model)).call(model), instead).flatten(0, -2)
+    logits = logits_of(Example.for_model(model, batch, forward).call(model), instead).flatten(0, -2)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if not logits.isfinite().all():
         raise StatisticsError("the model puts out numbers that are not finite: train it with a smaller learning rate")

@@ -109,7 +109,7 @@ def _same_buffers(model: nn.Module) -> Iterator[None]:
         (module._buffers, name, buffer, buffer.clone(), _version(buffer))
         for module in model.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None
+        if buffer is not None and not buffer.is_meta  # which have no values
     ]
     try:
         yield

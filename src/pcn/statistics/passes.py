@@ -52,14 +52,16 @@ class Passes:
             collector.moments |= refined.moments
 
     def _alone(self, collector: Collector, loss: Loss | None) -> Example | None:
-        device = device_of(self.model)
+        model, device = self.model, device_of(self.model)
         first = None
         for number, batch in enumerate(self.batches):
-            example = Example.of(batch, self.forward, device)
+            # A loss of one's own calls the model itself, with whatever it takes of the batch.
+            own = loss is not None
+            example = Example.of(batch, self.forward, device) if own else Example.for_model(model, batch, self.forward)
             with saying_which(f"batch {number}", example, or_else=', or measure with mode="eval"'):
                 if loss is None:
                     with collector.watching():
-                        example.call(self.model)
+                        example.call(model)
                 else:
                     self._differentiate(collector, loss, batch, example.samples)
             collector.end_batch()

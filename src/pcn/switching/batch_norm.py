@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pcn.collectives import Ranks
 from pcn.errors import StatisticsError
 from pcn.layers import unwrap
-from pcn.running.example import Example, Forward, checked_batches, device_of
+from pcn.running.example import Example, Forward, checked_batches
 from pcn.running.failures import saying_which
 from pcn.running.untouched import counting_alone, untouched
 
@@ -67,7 +67,7 @@ def _measure(
     count = 0
     with untouched(model), _measuring(norms):
         for batch in checked_batches(batches):
-            example = Example.of(batch, forward, device_of(model))
+            example = Example.for_model(model, batch, forward)
             if example.is_empty:  # batch norm would count it with a mean of zero
                 continue
             with saying_which(f"batch {count}", example):

@@ -54,7 +54,7 @@ def check_rules(config: PCNConfig, layers: Layers) -> None:
     known = {pattern: rule if pattern in layers else _any_rank(rule) for pattern, rule in config.layers.items()}
     known = {pattern: rule if _needs_no_statistics(rule) else _any_rank(rule) for pattern, rule in known.items()}
     rank = config.rank if config.rank is None else 1.0
-    rank_layers([(*each, None) for each in layers.items()], None, replace(config, rank=rank, layers=known), None)
+    rank_layers([(*each, None) for each in layers.items()], None, replace(config, rank=rank, layers=known), {})
     for name, layer in layers.items():
         rule, exact = config.rule_for(name)
         if exact and isinstance(rule.keep_outputs, int) and rule.keep_outputs > out_width(layer):

@@ -21,7 +21,7 @@ from pcn.plans.plan import Plan, check_untransformed, get_plan
 from pcn.rewriting.bases import Bases, find_bases
 from pcn.rewriting.optimizer_checks import check_could_follow
 from pcn.rewriting.surgery import averaged
-from pcn.running.example import Batches, Example, Forward, device_of, opened, repeatable
+from pcn.running.example import Batches, Example, Forward, opened, repeatable
 from pcn.running.optimizers import Optimizers, as_optimizers
 from pcn.statistics import Statistics, analyze
 from pcn.switching.batch_norm import recalibrate_
@@ -224,7 +224,7 @@ class Switch:
         """How the model is called, where an example was given."""
         if self.example is None or isinstance(self.example, Example):
             return self.example
-        return Example.of(self.example, self.forward, device_of(unwrap(self.model)))
+        return Example.for_model(unwrap(self.model), self.example, self.forward)
 
     def _tell(self, epoch: int, stats: Statistics) -> None:
         """Have the first process tell the logger the effective dimensions."""

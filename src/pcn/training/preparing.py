@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,8 +45,9 @@ def switch_for(run: Trainer) -> Switch | None:
 def step_for(run: Trainer, inputs: Tensor, labels: Tensor) -> Step:
     """A training step of the network as it is now, fused, compiled and captured where that was asked for."""
     lay_out_(run)
+    began = time.monotonic()
     if run.fused and (done := fuse_layers_(run.model, inputs, run.world.ranks)) is not None:
-        run.log("fused", **done)
+        run.log("fused", seconds=time.monotonic() - began, **done)
         if run.switch is not None and run.switch.plan is not None:  # so that a resumed run has the same forms
             run.switch.plan = get_plan(run.model)
     return Step(

@@ -1,0 +1,147 @@
+"""Whoever computes with a layer's weight without calling it is seen, in both modes, and keeps the layer as it is."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pcn
+from pcn.errors import PlanError
+from pcn.running.example import Example
+from pcn.running.reads import read_directly
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 3)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu()).relu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.hidden(x))
+
+
+class Always(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.hidden(x) + self.second.weight.mean(1))
+
+
+class WhenTrained(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.hidden(x)
+        return self.last(h + self.second.weight.mean(1) if self.training else h)
+
+
+class Branching(Base):
+    """One that torch.export cannot follow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.hidden(-x if x.mean() > 1e9 else x) + self.second.bias)
+
+
+class InAList(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied = [self.second.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.linear(self.hidden(x), self.tied[0].t()))
+
+
+class Looking(Base):
+    """What asks for shape, dtype or device computes with nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.second.weight
+        h = self.hidden(x.to(weight).type_as(weight).to(weight.dtype).to(weight.device))
+        return self.last(h.view(-1, weight.shape[0], *weight.size()[2:])) * weight.dim()
+
+
+class FailsInTraining(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise ValueError("give targets")
+        return super().forward(x)
+
+
+def batches() -> list[Tensor]:
+    return [torch.randn(16, 6) for _ in range(4)]
+
+
+@pytest.mark.parametrize("kind", [Always, WhenTrained, Branching, InAList])
+def test_a_layer_whose_weight_is_used_elsewhere_stays_as_it_is(kind: type[Base]) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    assert read_directly(model, Example.of(torch.randn(4, 6))) == {"second": kind.__name__}
+    x = torch.randn(4, 6)
+    before = model(x)
+    plan = pcn.Switch(model, None, pcn.PCNConfig(rank=1.0, skip_larger=False)).now(batches())
+    assert plan.layers["second"].reason == f"{kind.__name__!r} uses its weight without calling it"
+    assert [layer.name for layer in plan.transformed] == ["first", "last"]
+    torch.testing.assert_close(model(x), before)
+
+
+@pytest.mark.parametrize("kind", [Base, Looking, FailsInTraining])
+def test_a_look_is_no_use(kind: type[Base]) -> None:
+    assert read_directly(kind(), Example.of(torch.randn(4, 6))) == {}
+
+
+def test_layers_that_pytorch_runs_as_one_at_inference_are_called_in_training() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(layer, nn.Linear(8, 2)).eval()
+    assert read_directly(model, Example.of(torch.randn(2, 5, 8))) == {}
+
+
+def test_looking_leaves_no_trace() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.ReLU(), nn.Linear(8, 2))
+    model[1].eval()
+    before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
+    example = Example.of(torch.randn(4, 6))
+    random = torch.get_rng_state()
+    read_directly(model, example)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [module.training for module in model.modules()] == modes
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_nobody_waits_for_other_processes(tmp_path: Path) -> None:
+    class Gathering(Base):
+        gathered = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.hidden(x) + self.second.bias
+            dist.all_reduce(x)
+            self.gathered = True
+            return self.last(x)
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = Gathering()
+        assert read_directly(model, Example.of(torch.randn(4, 6))) == {"second": "Gathering"}
+        assert not model.gathered
+        model(torch.randn(4, 6))
+        assert model.gathered
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_plan_that_would_leave_an_old_weight_in_use_is_refused_and_nothing_changes() -> None:
+    torch.manual_seed(0)
+    stats = pcn.analyze(Base(), batches())
+    plan = pcn.make_plan(Base(), stats, pcn.PCNConfig(rank=4, skip_larger=False))
+    model = InAList()
+    second, before = model.second, copy.deepcopy(model.state_dict())
+    with pytest.raises(PlanError, match=r"old weight or bias of 'second'.*exclude this layer"):
+        plan.apply_(model, pcn.analyze(model, batches()))
+    assert model.second is second
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
