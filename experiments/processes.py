@@ -85,18 +85,22 @@ class _Pool(Generic[Item]):
     idle: list[_Worker[Item]] = field(default_factory=list)
 
     def begin(self, item: Item, work: Work, until: float) -> None:
+        self.idle = [worker for worker in self.idle if worker.process.is_alive()]
         if self.idle:
             worker = self.idle.pop()
             worker.item, worker.until = item, until
         else:
             worker = _Worker(*_start(), item, until)
         self.busy.append(worker)
-        with suppress(OSError):  # of one that has died meanwhile, which shows when it is listened to
+        try:
             worker.connection.send(work)
+        except Exception:  # it cannot be sent, or the process has died: both show when it is listened to
+            traceback.print_exc()
+            worker.process.kill()
 
     def finished(self) -> list[tuple[Item, list[Any]]]:
         """The items that were finished within about a second, each with what came of it: nothing where it failed."""
-        wait([worker.connection for worker in self.busy], timeout=1)
+        wait([each for worker in self.busy for each in (worker.connection, worker.process.sentinel)], timeout=1)
         found = []
         for worker in list(self.busy):
             answers = self._heard(worker)
@@ -115,8 +119,11 @@ class _Pool(Generic[Item]):
                 else:
                     _end(worker.process, worker.connection, ENDING_S)
                 return answers
-        except (EOFError, OSError):
-            worker.process.join()
+        except Exception as error:  # the end of the process, or an answer that nobody can read
+            _end(worker.process, worker.connection, ENDING_S)
+            print(f"{worker.item} ended with {worker.process.exitcode}: {error!r}", flush=True)
+            return []
+        if not worker.process.is_alive():  # what it has started may still hold the connection
             print(f"{worker.item} ended with {worker.process.exitcode}", flush=True)
             return []
         if time.time() < worker.until:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import MethodType
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,9 @@ LAYER_TYPES = {t.kind: t for t in (LINEAR, TRANSPOSED_LINEAR, *CONVOLUTIONS.valu
 
 # How a class is seen, and its subclasses too, unless they have a forward function of their own.
 TYPE_OF: dict[type[nn.Module], LayerType] = {nn.Linear: LINEAR, **CONVOLUTIONS}
+
+# Methods by which a layer computes: a class that has one of its own is no stock layer.
+COMPUTES = ("forward", "_conv_forward", "__call__", "_call_impl")
 
 # What a principal component layer has and a stock one has not: a user's attribute of that name would have no place.
 NEEDED = (
@@ -78,7 +82,7 @@ def layer_type(module: nn.Module) -> LayerType | None:
     """
     cls = type(module)
     for stock, kind in TYPE_OF.items():
-        if isinstance(module, stock) and cls.forward is stock.forward:
+        if isinstance(module, stock) and all(getattr(cls, n, None) is getattr(stock, n, None) for n in COMPUTES):
             return kind
     if any(c.__name__ == "Conv1D" and c.__module__ == "transformers.pytorch_utils" for c in cls.__mro__):
         return TRANSPOSED_LINEAR
@@ -170,8 +174,7 @@ def more_than_weights(module: nn.Module) -> str | None:
 
     >>> more_than_weights(nn.Linear(2, 2))
     """
-    plain = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
-    held = [*module._parameters, *module._buffers, *module._modules, *plain]
+    held = [*module._parameters, *module._buffers, *module._modules]
     more = next((name for name in held if name not in ("weight", "bias")), None)
     return None if more is None else f"it holds {more!r} beside its weight and bias"
 
@@ -185,7 +188,7 @@ def _attached(module: nn.Module) -> str | None:
     for name, value in vars(module).items():
         if name in NEEDED:
             return f"it has an attribute {name!r}, which a principal component layer needs for itself"
-        if getattr(value, "__self__", None) is module:
+        if isinstance(value, MethodType) and value.__self__ is module:
             return f"its {name!r} is a method of this one object"
     return None
 

@@ -51,6 +51,17 @@ def test_a_process_is_used_again_where_that_is_asked_for(reuse: bool) -> None:
     assert len(set(answers.values())) == (1 if reuse else 3)
 
 
+@pytest.mark.parametrize("reuse", [False, True])
+def test_work_that_cannot_be_sent_costs_no_other(reuse: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    from processes import run_each
+
+    answers: dict[str, Any] = {}
+    work = {"cannot": (abs, lambda: 1), "can": (abs, -1)}
+    assert run_each(list(work), work.__getitem__, answers.__setitem__, reuse=reuse) == ["cannot"]
+    assert answers == {"can": 1}
+    assert "pickle" in capfd.readouterr().err
+
+
 def test_an_answer_that_cannot_be_kept_costs_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     from processes import run_each
 

@@ -216,6 +216,32 @@ def test_subclasses_that_compute_as_their_parents_come_back_as_themselves() -> N
     assert distance(model(x), expected) < 1e-5
 
 
+class Scaled(nn.Linear):
+    rate = 1.0
+
+
+class Slotted(nn.Linear):
+    __slots__ = ("note",)
+
+
+class Standardised(nn.Conv1d):
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(x, weight - weight.mean(), bias)
+
+
+def test_odd_subclasses_come_back_or_stay() -> None:
+    model = nn.Sequential(
+        Scaled(12, 24), nn.Tanh(), Slotted(24, 8), nn.Tanh(), nn.Unflatten(1, (8, 1)), Standardised(8, 8, 1)
+    )
+    model[0].rate = 10.0  # in place of the class's
+    x, own = vectors(64), model[5]
+    expected = transform_(model, x, PCNConfig(rank=0.5, skip_larger=False))(x)
+    assert (type(model[0]), type(model[2]), model[5], model[0].rate) == (PCLinear, PCLinear, own, 10.0)
+    fold_(model)
+    assert (type(model[0]), type(model[2]), model[5], model[0].rate) == (Scaled, nn.Linear, own, 10.0)
+    assert distance(model(x), expected) < 1e-5
+
+
 def test_a_shared_module_stays_shared() -> None:
     class Twice(Mlp):
         def __init__(self) -> None:

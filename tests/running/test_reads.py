@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
+import random
 
+import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -114,25 +114,61 @@ def test_looking_leaves_no_trace() -> None:
         assert torch.equal(value, before[name])
 
 
-def test_nobody_waits_for_other_processes(tmp_path: Path) -> None:
-    class Gathering(Base):
-        gathered = False
+class Counting(Base):
+    """One that changes while it trains: a parameter, a number, NumPy's and Python's random numbers."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.hidden(x) + self.second.bias
-            dist.all_reduce(x)
-            self.gathered = True
-            return self.last(x)
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.code = 0, nn.Parameter(torch.zeros(3))
 
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        model = Gathering()
-        assert read_directly(model, Example.of(torch.randn(4, 6))) == {"second": "Gathering"}
-        assert not model.gathered
-        model(torch.randn(4, 6))
-        assert model.gathered
-    finally:
-        dist.destroy_process_group()
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+            self.code.data += random.random() + np.random.random()  # noqa: NPY002
+        return super().forward(x) + self.code
+
+
+def test_a_model_that_changes_while_it_trains_does_not_change() -> None:
+    model = Counting()
+    python, numpy = random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    assert read_directly(model, Example.of(torch.randn(4, 6))) == {}
+    assert model.steps == 0
+    assert not model.code.any()
+    assert random.getstate() == python
+    assert (np.random.get_state()[1] == numpy).all()  # noqa: NPY002
+
+
+class AsViews(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.views = [self.second.weight.t(), self.second.weight.data]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.linear(self.hidden(x) @ self.views[0], self.views[1]))
+
+
+class AboutIt(Base):
+    """What only asks about a weight, or has a gradient of it, computes with nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.second.weight
+        start = next(self.parameters()).new_zeros(len(x), 6, device=weight.data.device)
+        return super().forward(x + start) * (2 if weight.grad is not None else 1)
+
+
+def test_views_are_the_tensor_itself_and_questions_are_no_use() -> None:
+    example = Example.of(torch.randn(4, 6))
+    assert read_directly(AsViews(), example) == {"second": "AsViews"}
+    model = AboutIt()
+    model(torch.randn(4, 6)).sum().backward()
+    assert read_directly(model, example) == {}
+
+
+def test_a_layers_own_hooks_are_its_own() -> None:
+    model, seen = Base(), list[Tensor]()
+    model.second.register_forward_hook(lambda module, args, output: seen.append(module.weight.norm()))
+    assert read_directly(model, Example.of(torch.randn(4, 6))) == {}
+    assert len(seen) == 2
 
 
 def test_a_plan_that_would_leave_an_old_weight_in_use_is_refused_and_nothing_changes() -> None:

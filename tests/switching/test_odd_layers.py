@@ -168,10 +168,6 @@ def with_a_loading_hook(layer: nn.Module) -> None:
     layer.register_load_state_dict_post_hook(lambda *_: None)
 
 
-def with_a_tensor(layer: nn.Module) -> None:
-    layer.mask = torch.ones(24)
-
-
 def with_a_rank(layer: nn.Module) -> None:
     layer.rank = 3
 
@@ -186,7 +182,6 @@ def with_a_method(layer: nn.Module) -> None:
         (compiled, "it was compiled by itself"),
         (with_a_state_dict_hook, "it has hooks on its state dict"),
         (with_a_loading_hook, "it has hooks on its state dict"),
-        (with_a_tensor, "it holds 'mask' beside its weight"),
         (with_a_rank, "it has an attribute 'rank'"),
         (with_a_method, "its 'describe' is a method of this one object"),
     ],

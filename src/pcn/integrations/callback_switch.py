@@ -13,7 +13,7 @@ from pcn.config import PCNConfig
 from pcn.errors import ConfigError, PlanError, suggest
 from pcn.planner.budget import Budget
 from pcn.plans.plan import Plan, get_plan
-from pcn.running.example import Batches, checked_batches
+from pcn.running.example import Batches, Example, checked_batches
 from pcn.running.optimizers import Optimizers
 from pcn.saving.model_folder import PLAN_FILE
 from pcn.switching import Switch
@@ -66,7 +66,7 @@ class CallbackSwitch:
         options = self._options
         if convert is not None:
             self._batches = converted(self._given, convert)
-            options = {**options, "example": convert(options.get("example"))}
+            options = {**options, "example": _converted_example(options.get("example"), convert)}
         self._switch = Switch(model, optimizer, **options)
         self._epoch, self.accuracy = 0, None
         if state is not None:
@@ -128,6 +128,10 @@ def converted(batches: Batches, convert: Convert) -> Batches:
         return lambda: Converted(checked_batches(batches()), convert)
     given = checked_batches(batches)
     return map(convert, given) if isinstance(given, Iterator) else Converted(given, convert)
+
+
+def _converted_example(example: Any, convert: Convert) -> Any:
+    return example.with_inputs(convert(example.inputs)) if isinstance(example, Example) else convert(example)
 
 
 def warn_if_whole(switch: Switch, when: str = "") -> None:

@@ -20,7 +20,7 @@ from pcn.nn import PCModule
 from pcn.planner.budget import Budget
 from pcn.plans.plan import Plan, get_plan
 from pcn.running.example import Batches
-from pcn.saving.model_folder import save_among
+from pcn.saving.model_folder import PLAN_FILE, save_among
 from pcn.whole_files import write_whole
 
 try:
@@ -97,8 +97,11 @@ class SwitchCallback(TrainerCallback):
                 # It renames, converts and splits weights for from_pretrained, which cannot build this model.
                 state["state_dict"] = {}
             save(output_dir, **state)
+            folder = Path(trainer.args.output_dir if output_dir is None else output_dir)
             if switched and trainer.args.should_save:
-                save_among(trainer.model, Path(trainer.args.output_dir if output_dir is None else output_dir))
+                save_among(trainer.model, folder)
+            elif trainer.args.should_save:
+                (folder / PLAN_FILE).unlink(missing_ok=True)  # of another model that was saved there
 
         trainer._save = save_with_plan
         trainer._load_from_checkpoint = load_weights_or_wait

@@ -124,5 +124,6 @@ def inherit_(new: nn.Module, old: nn.Module) -> None:
 def hand_on_(new: nn.Module, old: nn.Module) -> None:
     """Give a module the attributes that somebody has hung on the one whose place it takes; its own stay as they are."""
     for name, value in vars(old).items():
-        if name not in OF_ITS_CLASS and not hasattr(new, name):
+        own = name in vars(new) or isinstance(getattr(type(new), name, None), property)
+        if not own and name not in OF_ITS_CLASS:
             new.__dict__[name] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +141,8 @@ def _absorb_bias(norm: _BatchNorm, dense: nn.Module, tensors: dict[int, tuple[Te
 
 def _original_class(layer: LayerPlan, old: PCModule, dense: nn.Module) -> nn.Module:
     if old.stood_for is not None:
-        dense.__class__ = old.stood_for  # which computes as the stock layer does
+        with suppress(TypeError):  # of classes with __slots__, which stay the stock ones
+            dense.__class__ = old.stood_for  # which computes as the stock layer does
     if layer.kind != "transposed_linear":
         return dense
     from transformers.pytorch_utils import Conv1D

@@ -24,7 +24,7 @@ from pcn.rewriting.optimizer_checks import check_holds, check_optimizers
 from pcn.rewriting.replaced import hand_over_
 from pcn.running.example import Example
 from pcn.running.optimizers import Optimizers, as_optimizers
-from pcn.running.reads import UsesOf
+from pcn.running.reads import UsesOf, places
 from pcn.running.refusals import check_changeable
 from pcn.running.untouched import untouched
 
@@ -88,14 +88,14 @@ class _TriedError(Exception):
 def _check_runs(model: nn.Module, example: Example, replaced: dict[nn.Module, str]) -> None:
     """Run the changed model; an old layer or weight that is used all the same is held somewhere that we cannot see."""
     called: list[str] = []
-    owners = {id(tensor): name for old, name in replaced.items() for tensor in old.parameters(recurse=False)}
-    kept = {id(tensor) for tensor in model.parameters()}  # a bias may be the new layer's too
+    owners = {place: name for old, name in replaced.items() for place in places(old.parameters(recurse=False))}
+    kept = places(model.parameters())  # a bias may be the new layer's too
     used: list[str] = []
     try:
         with untouched(model), ExitStack() as hooks:
             for old, name in replaced.items():
                 _watch_(old, partial(called.append, name), hooks)
-            hooks.enter_context(UsesOf(owners.keys() - kept, lambda tensor: used.append(owners[id(tensor)])))
+            hooks.enter_context(UsesOf(owners.keys() - kept, lambda place: used.append(owners[place])))
             example.call(model)
     except Exception as error:
         raise PlanError(f"the transformed model does not run, so the model was put back as it was: {error}") from error

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pcn.errors import ConfigError
 from pcn.layers import unwrap
+from pcn.warn import warn
 
 Forward = Callable[[nn.Module, Any], Any]
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -95,9 +96,9 @@ class Example:
 
     @classmethod
     def for_model(cls, model: nn.Module, batch: Any, forward: Forward | None = None) -> Example:
-        """Make a call of this model, on its device, from a batch of which nothing is left out that could go in."""
+        """Make a call of this model, on its device; what of a batch is left out and could go in is warned of."""
         if forward is None:
-            _check_goes_in(batch, model)
+            _warn_of_more(batch, model)
         return cls.of(batch, forward, device_of(model))
 
     def with_inputs(self, inputs: Any) -> Example:
@@ -154,31 +155,27 @@ class Example:
         return model(self.inputs)
 
 
-def _check_goes_in(batch: Any, model: nn.Module) -> None:
-    """Raise for three or more in a row where nobody knows which go in: the model could take more than the first."""
+def _warn_of_more(batch: Any, model: nn.Module) -> None:
+    """Warn of three or more in a row where the model may take more of them than the first."""
     if not isinstance(batch, list | tuple) or len(batch) < 3 or not isinstance(batch[0], Tensor):
         return
-    takes = _taken_by_position(model)
-    if len(takes) > 1 or any(name.startswith("*") for name in takes):
-        raise ConfigError(
-            f"a batch holds {len(batch)} things, of which only the first would go in, while {type(model).__name__} "
+    takes = _tensors_taken(model)
+    if len(takes) > 1:
+        warn(
+            f"a batch holds {len(batch)} things, of which only the first goes in, while {type(model).__name__} "
             f"takes ({', '.join(takes[:3])}{', ...' if len(takes) > 3 else ''}): say what goes in with "
             "forward=lambda model, batch: model(batch[0], batch[1]), or model(batch[0]) for the first alone"
         )
 
 
-def _taken_by_position(model: nn.Module) -> list[str]:
-    """The arguments that a model takes by position, one for any number of them with its star."""
-    stars = {
-        inspect.Parameter.POSITIONAL_ONLY: "",
-        inspect.Parameter.POSITIONAL_OR_KEYWORD: "",
-        inspect.Parameter.VAR_POSITIONAL: "*",
-    }
+def _tensors_taken(model: nn.Module) -> list[str]:
+    """The arguments by position that may be tensors: numbers, flags and words that are given by default are none."""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         arguments = inspect.signature(unwrap(model).forward).parameters.values()
     except (TypeError, ValueError):  # compiled code need not say
         return []
-    return [stars[each.kind] + each.name for each in arguments if each.kind in stars]
+    return [each.name for each in arguments if each.kind in by_position and each.default in (each.empty, None)]
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

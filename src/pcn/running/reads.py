@@ -2,111 +2,131 @@
 
 from __future__ import annotations
 
+import copy
+import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pcn.layers import transformable_layers
 from pcn.running.example import Example
-from pcn.running.untouched import counting_alone, untouched
+from pcn.running.untouched import untouched
 
-COLLECTIVES = {"c10d", "_c10d_functional", "_c10d_functional_autograd"}  # namespaces of operators
-LIKE = {Tensor.to: 1, Tensor.type_as: 1}  # functions that ask a tensor at this place for its dtype and device alone
+# What asks a tensor for its shape, dtype or device alone: the tensor's place among the arguments.
+LIKE = {Tensor.to: 1, Tensor.type_as: 1}
+ABOUT = {Tensor.grad.__get__, Tensor.requires_grad_}  # type: ignore[union-attr]
 
 
 def read_directly(model: nn.Module, example: Example) -> dict[str, str]:
     """Find the layers with whose own tensors somebody else computes, each with who does: the first to do so.
 
-    The model runs on the example, once in eval mode and once in train mode; whatever it raises is for others to tell.
-    Of several processes one may do this alone: where the model would wait for the others, it is given up.
+    The model runs on the example in eval mode, and a copy of it in train mode, in which models may change themselves;
+    whatever they raise is for others to tell. One process of several does not look: where its model waits for the
+    others, they would not come.
     """
-    layers = {name: layer for name, layer, why in transformable_layers(model) if why is None}
-    names = {id(module): name for name, module in model.named_modules()}
-    owners = {id(tensor): (name, layer) for name, layer in layers.items() for tensor in layer.parameters(recurse=False)}
-    found: dict[str, str] = {}
-    for training in (False, True):
-        with _running(model, training), _module_stack() as stack:
-
-            def told(tensor: Tensor, stack: list[nn.Module] = stack) -> None:
-                name, layer = owners[id(tensor)]
-                inside = stack[-1] if stack else model
-                if inside is not layer:
-                    found.setdefault(name, names.get(id(inside)) or type(inside).__name__)
-
-            with suppress(Exception), NobodyElse(), UsesOf(owners, told):  # type: ignore[no-untyped-call]
-                example.call(model)
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return {}
+    with _same_numbers():
+        found = _seen(model, example, training=False)
+        with suppress(Exception):  # not every model can be copied
+            found = _seen(copy.deepcopy(model), example, training=True) | found
     return found
 
 
-class NobodyElse(TorchDispatchMode):
-    """Raises where a process would wait for others, which do not come."""
+def _seen(model: nn.Module, example: Example, training: bool) -> dict[str, str]:
+    layers = {name: layer for name, layer, why in transformable_layers(model) if why is None}
+    names = {id(module): name for name, module in model.named_modules()}
+    owners = {_place(tensor): (name, layer) for name, layer in layers.items() for tensor in layer.parameters()}
+    found: dict[str, str] = {}
+    stack: list[nn.Module] = []  # modules whose calls have begun and not ended, the innermost last
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func.namespace in COLLECTIVES:
-            raise RuntimeError(f"{func} waits for other processes")
-        return func(*args, **(kwargs or {}))
+    def told(place: int) -> None:
+        name, layer = owners[place]
+        inside = stack[-1] if stack else model
+        if inside is not layer:
+            found.setdefault(name, names.get(id(inside)) or type(inside).__name__)
+
+    with untouched(model, "train" if training else "eval"), _noting_calls(model, stack), suppress(Exception):
+        if training:
+            model.train()
+        with UsesOf(owners, told):
+            example.call(model)
+    return found
 
 
 class UsesOf(TorchFunctionMode):
-    """Tells of every operation on one of some tensors, known by their ids, that makes another tensor out of it.
+    """Tells of every operation on some tensors, or on views of them, that computes something out of their values.
 
-    What puts out no tensor, like its shape or its dtype, only looks at it.
+    They are known by where they lie (:func:`places`). What puts out no tensor, like a shape, only looks; what puts out
+    a view of them computes nothing yet.
     """
 
-    def __init__(self, tensors: Iterable[int], told: Callable[[Tensor], None]) -> None:
+    def __init__(self, lying_at: Iterable[int], told: Callable[[int], None]) -> None:
         super().__init__()
-        self.tensors, self.told = set(tensors), told
+        self.lying_at, self.told = set(lying_at), told
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if func in ABOUT or name.startswith("new_") or name.endswith("_like"):
+            return result
         computed = [arg for place, arg in enumerate(args) if LIKE.get(func) != place]
-        used = [leaf for leaf in tree_leaves((computed, kwargs or {})) if id(leaf) in self.tensors]
-        if used and any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
-            for tensor in used:
-                self.told(tensor)
+        used = places(tree_leaves((computed, kwargs or {}))) & self.lying_at
+        made = places(tree_leaves(result))
+        writes = name.endswith("_") and not name.endswith("__")
+        if used and made and (writes or made - used):
+            for place in used:
+                self.told(place)
         return result
 
 
-@contextmanager
-def _running(model: nn.Module, training: bool) -> Iterator[None]:
-    """Have the model run without a trace, in one of its two modes."""
-    with untouched(model, "train" if training else "eval"):
-        if not training:
-            yield
-            return
-        model.train()
-        with counting_alone(module for module in model.modules() if isinstance(module, _BatchNorm)):
-            yield
+def places(values: Iterable[Any]) -> set[int]:
+    """Where the tensors among some values lie in memory: views of one tensor lie in the same place."""
+    with torch._C.DisableTorchFunction():
+        return {_place(value) for value in values if isinstance(value, Tensor)}
+
+
+def _place(tensor: Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # of tensors that lie nowhere, sparse ones say
+        return id(tensor)
 
 
 @contextmanager
-def _module_stack() -> Iterator[list[nn.Module]]:
-    """Keep a list of the modules whose calls have begun and not ended, the innermost last."""
-    stack: list[nn.Module] = []
+def _noting_calls(model: nn.Module, stack: list[nn.Module]) -> Iterator[None]:
+    """Have the modules of a model stand on the stack while they are called, their own hooks included."""
 
     def enter(module: nn.Module, args: Any) -> None:
         stack.append(module)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        if stack and stack[-1] is module:
-            stack.pop()
+        while stack and stack.pop() is not module:
+            pass
 
-    handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                hooks.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
+                hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        yield
+
+
+@contextmanager
+def _same_numbers() -> Iterator[None]:
+    """Give Python's and NumPy's random numbers back their state: some models draw from them while they train."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - it is what models use
     try:
-        with torch.no_grad():
-            yield stack
+        yield
     finally:
-        for handle in handles:
-            handle.remove()
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
