@@ -45,7 +45,7 @@ def context() -> Any:
 
 def begin(work: Callable[..., None], *arguments: Any) -> None:
     """Do the work in a process that says, when it is asked by a signal, where it is."""
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.register(signal.SIGUSR1)
     work(*arguments)
 
 

@@ -13,7 +13,6 @@ from torch import nn
 
 from pcn.cli.command import WrongUsageError
 from pcn.cli.settings_flags import DATA, MODEL, add_some_settings, checked_settings, given_settings
-from pcn.cli.wording import advising_prefix
 from pcn.errors import FileError
 from pcn.saving.weight_files import load_weights_
 from pcn.training.requests import build_model
@@ -61,8 +60,7 @@ def read_subject(arguments: argparse.Namespace) -> Subject:
     model = build_model(settings)
     weights = arguments.weights or (arguments.run and arguments.run / "model")
     if weights is not None:
-        with advising_prefix():
-            load_weights_(model, weights)
+        load_weights_(model, weights)
     return Subject(model.to(device).eval(), settings, device, hasattr(arguments, "data") or arguments.run is not None)
 
 

@@ -5,18 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from pcn.cli.subject import Subject
 from pcn.errors import FileError, PlanError, StatisticsError
 from pcn.planner.measuring import ONE_BATCH
 from pcn.plans.plan import check_untransformed
 from pcn.running.failures import BATCHES, ONE_SAMPLE
-
-if TYPE_CHECKING:
-    from pcn.cli.subject import Subject
-
-# What stands before all names of a wrapper's state dict.
-WRAPPERS = {"module.": "DistributedDataParallel or an averaged model", "_orig_mod.": "torch.compile"}
 
 
 @contextmanager
@@ -39,21 +33,6 @@ def advising_plan() -> Iterator[None]:
         yield
     except FileError as error:
         raise FileError(f"--plan: {str(error).partition('; ')[0]}; give a file that pcn plan --out wrote") from error
-
-
-@contextmanager
-def advising_prefix() -> Iterator[None]:
-    """Say where names in a file of weights come from when a wrapper stands before all of them."""
-    try:
-        yield
-    except FileError as error:
-        prefix = next((prefix for prefix in WRAPPERS if f"that the model lacks ('{prefix}" in str(error)), None)
-        if prefix is None:
-            raise
-        raise FileError(
-            f"{error}; names begin with {prefix!r} in the state dict of {WRAPPERS[prefix]}: save that of the model "
-            "inside it, or take the prefix off"
-        ) from error
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pcn.fusion.fuse import attach_, layers_with_forms, unfuse_
 from pcn.fusion.layers import FORMS, Form, forms_of
 from pcn.layers import unwrap
 from pcn.nn import PCModule
-from pcn.running.example import Example, device_of
+from pcn.running.example import Example
 from pcn.running.untouched import untouched
 
 
@@ -32,7 +32,7 @@ def choose_forms(model: nn.Module, example: Any, *, among: Sequence[Form] = FORM
         raise ConfigError(f"among={among!r}: give at least one of {', '.join(FORMS)}")
     base = unwrap(model)
     unfuse_(base)
-    given = example if isinstance(example, Example) else Example.of(example, device=device_of(base))
+    given = Example.for_model(base, example)
     layers = layers_with_forms(base)
     search = find_chains(base, given, dict.fromkeys(layers, "fused"))
     before = {reader: base.get_submodule(chain.norm) for chain in search.chains for reader in chain.readers}

@@ -23,7 +23,7 @@ def fastest_forms(model: nn.Module, example: Any) -> dict[str, Form]:
     What is fastest depends on the device, the dtype and the size of the batch, so each of these is measured for itself.
     """
     base = unwrap(model)
-    given = example if isinstance(example, Example) else Example.of(example, device=device_of(base))
+    given = Example.for_model(base, example)
     plan, where = get_plan(base), _where(base, given)
     if plan is not None and where in plan.forms:
         return cast(dict[str, Form], dict(plan.forms[where]))

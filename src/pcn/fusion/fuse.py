@@ -24,7 +24,7 @@ from pcn.fusion.norms import NORMS, FusedNorm
 from pcn.fusion.stems import STEMS, HandingConv2d
 from pcn.layers import unwrap
 from pcn.nn import PCModule
-from pcn.running.example import Example, device_of
+from pcn.running.example import Example
 from pcn.running.refusals import check_whole
 
 
@@ -61,7 +61,7 @@ def fuse_(model: nn.Module, example: Any, *, forms: Mapping[str, Form] | Form = 
     base = unwrap(model)
     check_whole(base)
     unfuse_(base)
-    given = example if isinstance(example, Example) else Example.of(example, device=device_of(base))
+    given = Example.for_model(base, example)
     chosen = _forms(base, forms)
     search = find_chains(base, given, chosen)
     attach_(base, search, chosen)

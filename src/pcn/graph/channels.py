@@ -12,7 +12,7 @@ from pcn.graph.atoms import Atoms
 from pcn.graph.trace import capture
 from pcn.graph.walk import Passed, Walk
 from pcn.layers import unwrap
-from pcn.running.example import Example, device_of
+from pcn.running.example import Example
 from pcn.running.reads import read_directly
 
 
@@ -48,7 +48,7 @@ def trace(model: nn.Module, example: Any) -> ChannelGraph:
     ``example`` is a batch as :func:`pcn.analyze` takes it, or an Example.
     """
     model = unwrap(model)
-    example = example if isinstance(example, Example) else Example.of(example, device=device_of(model))
+    example = Example.for_model(model, example)
     atoms = Atoms()
 
     def fresh(name: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:

@@ -24,6 +24,7 @@ from pcn.whole_files import write_whole
 OPTIONS = [field.name for field in fields(Switch) if field.init and field.name not in ("model", "optimizer", "group")]
 State = dict[str, Any]
 Convert = Callable[[Any], Any]
+Wish = PCNConfig | Budget | None
 
 
 class CallbackSwitch:
@@ -33,9 +34,7 @@ class CallbackSwitch:
     passed by. ``accuracy`` is the last one seen, until the epoch's end has been told.
     """
 
-    def __init__(
-        self, batches: Batches, config: PCNConfig | Budget | None, metric: str | None, options: dict[str, Any]
-    ) -> None:
+    def __init__(self, batches: Batches, config: Wish, metric: str | None, options: dict[str, Any]) -> None:
         for name in options:
             if name not in OPTIONS:
                 raise ConfigError(

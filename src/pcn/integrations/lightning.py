@@ -8,10 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from pcn.config import PCNConfig
 from pcn.errors import ConfigError, PCNError
-from pcn.integrations.callback_switch import CallbackSwitch, State, plan_in
-from pcn.planner.budget import Budget
+from pcn.integrations.callback_switch import CallbackSwitch, State, Wish, plan_in
 from pcn.plans.plan import Plan, get_plan
 from pcn.running.example import Batches
 
@@ -35,14 +33,7 @@ class SwitchCallback(Callback):
     on, ``ModelCheckpoint`` and ``EarlyStopping`` look for the best anew.
     """
 
-    def __init__(
-        self,
-        batches: Batches,
-        config: PCNConfig | Budget | None = None,
-        *,
-        metric: str | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, batches: Batches, config: Wish = None, *, metric: str | None = None, **options: Any) -> None:
         self._switch = CallbackSwitch(batches, config, metric, options)
         self._state: State | None = None
         self._weights: dict[str, Any] | None = None

@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from pcn.config import PCNConfig
 from pcn.errors import ConfigError, FileError, PCNError
 from pcn.integrations.accelerate import FILE, bare, read_state
-from pcn.integrations.callback_switch import CallbackSwitch, State, plan_in
+from pcn.integrations.callback_switch import CallbackSwitch, State, Wish, plan_in
 from pcn.layers import unwrap
 from pcn.nn import PCModule
-from pcn.planner.budget import Budget
 from pcn.plans.plan import Plan, get_plan
 from pcn.running.example import Batches
 from pcn.saving.model_folder import PLAN_FILE, save_among
@@ -48,14 +46,7 @@ class SwitchCallback(TrainerCallback):
     ``pcn.load(model, folder)``.
     """
 
-    def __init__(
-        self,
-        batches: Batches,
-        config: PCNConfig | Budget | None = None,
-        *,
-        metric: str | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, batches: Batches, config: Wish = None, *, metric: str | None = None, **options: Any) -> None:
         self._switch = CallbackSwitch(batches, config, metric, options)
         self._trainer: Trainer | None = None
         self._resumed = False

@@ -46,7 +46,7 @@ def measure_costs(
     device = device_of(base)
     if device is None or device.type == "meta":
         raise ConfigError("the model has no weights on a device: there is nothing to measure")
-    example = batch if isinstance(batch, Example) else Example.for_model(base, batch, forward)
+    example = Example.for_model(base, batch, forward)
     if budget is not None and budget.batch is not None:
         example = example.with_samples(budget.batch)
     layers = {

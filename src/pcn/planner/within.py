@@ -24,7 +24,7 @@ from pcn.plans.fit import check_statistics
 from pcn.plans.layer_plan import NO_RANK, LayerPlan
 from pcn.plans.making import UNCALLED, make_plan
 from pcn.plans.plan import Plan
-from pcn.running.example import Batches, Example, Forward, device_of
+from pcn.running.example import Batches, Example, Forward
 from pcn.statistics import Statistics
 
 WHITENED = 1.0  # docs/comparison.md has the trials
@@ -94,7 +94,7 @@ def plan_within(
 
 
 def _as_example(model: nn.Module, example: Any) -> Example | None:
-    return example if example is None or isinstance(example, Example) else Example.of(example, device=device_of(model))
+    return None if example is None else Example.for_model(model, example)
 
 
 def _as_config(question: Question, served: dict[str, Served]) -> PCNConfig:

@@ -19,7 +19,7 @@ from pcn.plans.keep import Request
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan, check_untransformed
 from pcn.plans.ranks import rank_layers
-from pcn.running.example import Batches, Example, device_of
+from pcn.running.example import Batches, Example
 from pcn.running.reads import read_directly
 from pcn.statistics import Statistics
 
@@ -67,10 +67,8 @@ def make_plan(
         return plan_within(model, stats, config, batches=batches, graph=graph, example=example, measured=measured)
     found = list(transformable_layers(model))
     config.check_names(name for name, _, _ in found)
-    if example is None:
-        example = None if stats is None else stats.example
-    elif not isinstance(example, Example):
-        example = Example.of(example, device=device_of(model))
+    given = stats.example if example is None and stats is not None else example
+    example = None if given is None else Example.for_model(model, given)
     tracing_error = None
     if graph is None and example is not None:
         try:

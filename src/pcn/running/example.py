@@ -96,7 +96,12 @@ class Example:
 
     @classmethod
     def for_model(cls, model: nn.Module, batch: Any, forward: Forward | None = None) -> Example:
-        """Make a call of this model, on its device; what of a batch is left out and could go in is warned of."""
+        """Make a call of this model, on its device; what of a batch is left out and could go in is warned of.
+
+        A call that is one already stays as it is.
+        """
+        if isinstance(batch, Example):
+            return batch
         if forward is None:
             _warn_of_more(batch, model)
         return cls.of(batch, forward, device_of(model))

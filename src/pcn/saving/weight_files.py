@@ -19,6 +19,8 @@ from pcn.saving.weights import State
 from pcn.warn import warn
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+# What stands before all names of a wrapper's state dict.
+WRAPPERS = {"module.": "DistributedDataParallel or an averaged model", "_orig_mod.": "torch.compile"}
 
 
 def load_weights_(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
@@ -75,6 +77,17 @@ def _without_bias(modules: dict[str, nn.Module], name: str) -> Any:
     return layer if what == "bias" and layer_type(layer) is not None and layer.bias is None else None
 
 
+def _wrapped(unknown: list[str]) -> str:
+    """Say where names come from when a wrapper stands before all of them."""
+    for prefix, wrapper in WRAPPERS.items():
+        if unknown and all(name.startswith(prefix) for name in unknown):
+            return (
+                f"; names begin with {prefix!r} in the state dict of {wrapper}: save that of the model inside it, or "
+                "take the prefix off"
+            )
+    return ""
+
+
 def _check_fits(path: Path, tensors: State, own: State) -> None:
     there = {id(own[name]) for name in tensors if name in own}  # files may hold a shared tensor once
     missing = [name for name, tensor in own.items() if id(tensor) not in there]
@@ -82,7 +95,7 @@ def _check_fits(path: Path, tensors: State, own: State) -> None:
     if missing or unknown:
         parts = [_first(missing, "lacks {} tensors of the model"), _first(unknown, "has {} that the model lacks")]
         said = " and ".join(part for part in parts if part)
-        raise FileError(f"{path} holds the weights of another model: it {said}")
+        raise FileError(f"{path} holds the weights of another model: it {said}{_wrapped(unknown)}")
     for name, expected in own.items():
         if name in tensors and tensors[name].shape != expected.shape:
             raise FileError(

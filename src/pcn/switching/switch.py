@@ -222,9 +222,7 @@ class Switch:
 
     def _call(self) -> Example | None:
         """How the model is called, where an example was given."""
-        if self.example is None or isinstance(self.example, Example):
-            return self.example
-        return Example.for_model(unwrap(self.model), self.example, self.forward)
+        return None if self.example is None else Example.for_model(unwrap(self.model), self.example, self.forward)
 
     def _tell(self, epoch: int, stats: Statistics) -> None:
         """Have the first process tell the logger the effective dimensions."""
