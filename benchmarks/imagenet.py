@@ -2,6 +2,7 @@
 
     python benchmarks/imagenet.py                              all networks, within --seconds; results as JSON
     python benchmarks/imagenet.py --only resnet50 --batch 512
+    python benchmarks/imagenet.py --only wide_resnet50 --pcn-alone    the parent was timed before: its part stays
     python benchmarks/imagenet.py --tiny --device cpu --out FILE    seconds, to see that it runs
 
 Images are generated on the device; steps are those of ``pcn train --compile --fuse`` (the recipe in
@@ -58,6 +59,7 @@ class How:
     samples: int
     measured_s: float  # how long steps are timed
     tiny: bool = False
+    pcn_alone: bool = False
 
     @property
     def size(self) -> int:
@@ -66,7 +68,7 @@ class How:
 
 def main() -> None:
     given = arguments()
-    how = How(given.device, given.batch, given.samples, given.measure, given.tiny)
+    how = How(given.device, given.batch, given.samples, given.measure, given.tiny, given.pcn_alone)
     started = time.monotonic()
     for name in given.only:
         left_s = given.seconds - (time.monotonic() - started)
@@ -94,7 +96,8 @@ def measure(name: str, how: How) -> Iterator[Result]:
     yield {"machine": machine(how)}
     model = build_model(settings).to(device)
     optimizer = make_optimizer(model, settings, graphed=how.device == "cuda")
-    yield {name: trained(model, optimizer, settings, how)}
+    if not (has_pcn and how.pcn_alone):
+        yield {name: trained(model, optimizer, settings, how)}
     if has_pcn:
         yield {"conversion": converted(model, optimizer, settings, how)}
         yield {f"{name}-pcn": trained(model, optimizer, settings, how)}
@@ -111,6 +114,7 @@ def recipe(name: str, how: How) -> Settings:
 def trained(model: nn.Module, optimizer: Optimizer, settings: Settings, how: How) -> Result:
     """Set a training step up, time it, and see how much memory it takes."""
     cuda = how.device == "cuda"
+    began = time.monotonic()
     if cuda:
         model.to(memory_format=torch.channels_last)
     inputs, labels = images(how, how.batch, compute_dtype(torch.device(how.device))), torch.arange(how.batch) % 1000
@@ -126,6 +130,7 @@ def trained(model: nn.Module, optimizer: Optimizer, settings: Settings, how: How
         label_smoothing=settings.label_smoothing,
     )
     step(step.inputs, step.labels)
+    ready_s = time.monotonic() - began
     watch = Stopwatch(torch.device(how.device))
     steps, spent_s, energy_j = 0, 0.0, 0.0 if cuda else None
     while spent_s < how.measured_s:
@@ -136,6 +141,7 @@ def trained(model: nn.Module, optimizer: Optimizer, settings: Settings, how: How
         energy_j = None if energy_j is None or joules is None else energy_j + joules
     return {
         "batch": how.batch,
+        "ready_s": ready_s,
         "images_per_s": steps * how.batch / spent_s,
         "step_ms": 1000 * spent_s / steps,
         "energy_j_per_image": None if energy_j is None else energy_j / (steps * how.batch),
@@ -197,7 +203,9 @@ def machine(how: How) -> Result:
 def save(path: Path, name: str, report: Result) -> None:
     """Put a report into the results; what it does not speak of stays."""
     found = json.loads(path.read_text()) if path.exists() else {}
-    found.setdefault(name, {}).update(report)
+    reports = found.setdefault(name, {})
+    reports.pop("failed", None)  # before
+    reports.update(report)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=2) + "\n")
 
@@ -212,6 +220,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=230.0, help="nothing begins or goes on after these")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--pcn-alone", action="store_true", help="convert and time the PCNs, not their parents")
     given = parser.parse_args()
     given.batch = given.batch or (4 if given.tiny else 256)
     given.samples = given.samples or (16 if given.tiny else PAPER_SAMPLES)
