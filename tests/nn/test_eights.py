@@ -106,7 +106,7 @@ def grown(layer: nn.Module, x: Tensor, eight: bool) -> list[Tensor]:
     x = x.clone().requires_grad_()
     y = layer(x)
     coming = torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y).to(y.dtype)
-    return [y, *torch.autograd.grad(y, [x, *layer.parameters()], coming)]
+    return [y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], coming)]
 
 
 @pytest.mark.parametrize("form", ["factored", "folded", "fused"])
