@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from math import nan
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pcn
+from pcn.errors import PCNError
 from pcn.planner import predicted_loss, prediction_divergence
 from pcn.planner.divergence import output_distance
+from pcn.planner.values import added_up, check_values
 from small import ConvNet, Mlp
 
 
@@ -172,3 +176,19 @@ def test_the_model_is_called_as_the_user_said(worth: pcn.planner.Worth) -> None:
     asked = pcn.compress_(model, [{"nested": [x]}], budget, forward=lambda model, batch: model(batch["nested"][0]))
     model, x = built(Mlp, 12)
     assert pcn.compress_(model, lambda: [x], budget).transformed == asked.transformed
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_sums_do_not_fall_where_they_are_added_side_by_side() -> None:
+    for width in range(2, 1025, 73):
+        each = torch.rand(width, dtype=torch.float64, device="cuda").pow(40)
+        each[width // 2 :] *= 1e-18
+        worth = added_up(each / each.sum(), width)
+        check_values({"layer": worth}, {"layer": width})
+
+
+@pytest.mark.parametrize(("numbers", "words"), [([0.0, nan, 1.0], "NaN"), ([0.0, 0.5, 0.4], "no less")])
+def test_worth_of_ones_own_is_looked_at(numbers: list[float], words: str) -> None:
+    with pytest.raises(PCNError, match=words):
+        check_values({"layer": torch.tensor(numbers)}, {"layer": 2})
