@@ -16,6 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 from pcn.kernels import conv_reference as reference
 from pcn.kernels.conv_reference import Geometry, channels_last, empty_last, geometry_of
 from pcn.kernels.dispatch import uses_kernel
+from pcn.kernels.inductor import fake_of
 from pcn.kernels.launch import CHOICES, STOCK, Launch
 from pcn.kernels.ops import LIBRARY
 from pcn.kernels.reference import wide_dtype
@@ -118,7 +119,7 @@ def _key(name: str, geometry: Geometry, x: Tensor) -> str:
     return f"{name} {' '.join(map(str, geometry))} {product_key(x)}"
 
 
-@narrow_conv.register_fake
+@fake_of(narrow_conv)
 def _(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor, Tensor]:
     geometry = geometry_of(x.shape, weight.shape, stride, padding)
     y = empty_last(x, geometry.filters, geometry.out_height, geometry.out_width)
@@ -126,12 +127,12 @@ def _(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Ten
     return y, mean, variance
 
 
-@narrow_conv_weight.register_fake
+@fake_of(narrow_conv_weight)
 def _(x: Tensor, d_y: Tensor, kernel_height: int, kernel_width: int, stride: int, padding: int) -> Tensor:
     return x.new_empty(d_y.shape[1], kernel_height, kernel_width, x.shape[1]).permute(0, 3, 1, 2)
 
 
-@narrow_conv_input.register_fake
+@fake_of(narrow_conv_input)
 def _(d_y: Tensor, weight: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
     return empty_last(d_y, weight.shape[1], height, width)
 

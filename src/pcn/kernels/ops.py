@@ -14,6 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from pcn.kernels import reference
 from pcn.kernels.dispatch import uses_kernel
+from pcn.kernels.inductor import fake_of
 from pcn.kernels.reference import Norm, wide_dtype
 
 
@@ -126,26 +127,26 @@ def _dense(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-@batch_moments.register_fake
+@fake_of(batch_moments)
 def _(rows: Tensor) -> tuple[Tensor, Tensor]:
     shape, dtype = rows.shape[1:], wide_dtype(rows)
     return rows.new_empty(shape, dtype=dtype), rows.new_empty(shape, dtype=dtype)
 
 
-@add_moments.register_fake
+@fake_of(add_moments)
 def _(rows: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     shape, dtype = rows.shape[1:], wide_dtype(rows)
     return rows.new_empty(rows.shape), rows.new_empty(shape, dtype=dtype), rows.new_empty(shape, dtype=dtype)
 
 
-@norm_project.register_fake
+@fake_of(norm_project)
 def _(rows: Tensor, added: Any, weight: Any, bias: Any, mean: Any, inverse_std: Any, basis: Any, *rest: Any) -> Any:
     _, _, emit, *_ = rest
     projected = rows.new_empty(0) if basis is None else basis.new_empty(rows.shape[0], basis.shape[1])
     return rows.new_empty(rows.shape if emit else 0), projected
 
 
-@norm_project_backward.register_fake
+@fake_of(norm_project_backward)
 def _(d_projected: Any, d_y: Any, rows: Tensor, added: Any, y: Any, weight: Tensor, bias: Tensor, *rest: Any) -> Any:
     has_added = added is not None or y is not None
     return (
@@ -156,7 +157,7 @@ def _(d_projected: Any, d_y: Any, rows: Tensor, added: Any, y: Any, weight: Tens
     )
 
 
-@project.register_fake
+@fake_of(project)
 def _(rows: Tensor, basis: Tensor, centre: Tensor | None) -> Tensor:
     return basis.new_empty(rows.shape[0], basis.shape[1])
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.library import custom_op
 from torch.utils.flop_counter import register_flop_formula
 
+from pcn.kernels.inductor import fake_of
+
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # layouts, by the number of dimensions
 
 
@@ -54,8 +56,8 @@ def _sizes(images: Tensor) -> tuple[Any, ...]:
     return ones, zeros, ones, False, zeros, 1
 
 
-pointwise_conv.register_fake(_forward)
-pointwise_conv_input.register_fake(_backward)
+fake_of(pointwise_conv)(_forward)
+fake_of(pointwise_conv_input)(_backward)
 
 
 def _save(ctx: Any, inputs: Any, output: Tensor) -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from pcn.fusion.norms import FusedNorm
-from pcn.kernels.inductor import introduce_operators
 from pcn.layers import unwrap
 
 MOST = 0.8  # of a model's layers: blocks that hold fewer leave too much uncompiled
@@ -44,7 +43,6 @@ def compile_parts(
     torch.compiler.reset()
     options: dict[str, Any] | None = None
     if backend == "inductor":
-        introduce_operators()
         options = {"unsafe_marked_cacheable_functions": CACHEABLE, **({} if tuned else UNTUNED)}
         options |= COMBINED if combined else {}
     fused = any(isinstance(module, FusedNorm) for module in unwrap(model).modules())
