@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -49,8 +50,8 @@ class World:
 
 
 def device_named(name: str | None) -> torch.device:
-    """A device that is here, by default the GPU where there is one."""
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    """A device that is here, by default the GPU where there is one; a broken one is no reason for the CPU."""
+    name = name or ("cuda" if _has_gpu() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -58,6 +59,15 @@ def device_named(name: str | None) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("torch finds no CUDA device here: give --device cpu, or install a torch with CUDA")
     return device
+
+
+def _has_gpu() -> bool:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = torch.cuda.is_available()
+    if told and not found:
+        raise ConfigError(f"CUDA does not start: {told[0].message}; repair that, or ask for the CPU (--device cpu)")
+    return found
 
 
 @contextmanager
