@@ -103,6 +103,19 @@ def test_the_accuracy_decides_where_a_rule_asks_for_it(tmp_path: Path) -> None:
     assert resumed["accuracies"] == seen["accuracies"]
 
 
+def test_only_validations_of_training_must_log_the_metric() -> None:
+    class Silent(Module):
+        def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
+            pass
+
+    trainer = make_trainer(callback := switching(metric="accuracy"))
+    trainer.fit(Module())
+    assert callback.plan is not None
+    trainer.validate(Silent(), verbose=False)
+    with pytest.raises(pcn.ConfigError, match=r"'accuracy' is not among what validation logged \(nothing\)"):
+        make_trainer(switching(metric="accuracy")).fit(Silent())
+
+
 def test_steps_are_the_optimizers(tmp_path: Path) -> None:
     sizes = []
 

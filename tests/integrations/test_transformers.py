@@ -19,6 +19,7 @@ from integrations.transformers_run import (
     build,
     check_every_checkpoint_resumes,
     checkpoints,
+    data,
     make_trainer,
     switching,
 )
@@ -148,6 +149,26 @@ def test_the_accuracy_decides_and_the_best_is_looked_for_anew(tmp_path: Path) ->
     trainer.train()
     assert callback.plan is not None
     assert (Path(trainer.state.best_model_checkpoint) / "plan.json").exists()
+
+
+def test_an_evaluation_without_the_metric_is_passed_by(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, eval_strategy="epoch", save_strategy="no")
+    trainer.eval_dataset = {"known": data(), "new": data()}
+    callback = switching(metric="eval_known_accuracy").attach(trainer)
+    trainer.evaluate(data(), metric_key_prefix="before")
+    trainer.train()
+    assert callback.plan is not None
+    assert trainer.evaluate(data(), metric_key_prefix="test")["test_accuracy"] > 0
+
+
+def test_an_epoch_that_was_evaluated_without_the_metric_is_not(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, eval_strategy="epoch", save_strategy="no")
+    trainer.eval_dataset = {"known": data(), "new": data()}
+    switching(metric="eval_accuracy").attach(trainer)
+    said = r"'eval_accuracy' is not among.*eval_known_accuracy.*eval_new_accuracy.*did you mean"
+    with pytest.raises(pcn.ConfigError, match=said):
+        trainer.train()
+    assert trainer.state.epoch == 1
 
 
 def test_steps_are_the_optimizers(tmp_path: Path) -> None:

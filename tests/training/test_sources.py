@@ -21,7 +21,7 @@ from PIL import Image
 from pcn.errors import ConfigError, DataError
 from pcn.training import ImageData, ImageStream, SampleData, Settings, load_data
 from pcn.training.data import Share
-from pcn.training.images import cropped_and_flipped
+from pcn.training.images import Images, Scale, cropped_and_flipped
 from pcn.training.sources.folder import DEVIATION, MEAN
 
 CPU = torch.device("cpu")
@@ -303,6 +303,17 @@ def test_standardised_channels_have_mean_0_and_deviation_1() -> None:
     scaled = unit.scale(unit.train.pixels)
     assert float(scaled.min()) == 0
     assert float(scaled.max()) == 1
+
+
+def test_a_channel_that_is_the_same_everywhere_becomes_0() -> None:
+    pixels = torch.randint(256, (100, 8, 8, 3), dtype=torch.uint8)
+    pixels[..., 1] = 77
+    pixels[..., 2] = 255
+    pixels[0, 0, 0, 2] = 254  # nearly so
+    scaled = Scale.standardising(Images(pixels, torch.zeros(100)))(pixels)
+    assert not scaled[:, 1].any()
+    for varied in (scaled[:, 0], scaled[:, 2]):
+        assert abs(float(varied.double().std(correction=0)) - 1) < 1e-3
 
 
 def test_crops_are_parts_of_the_padded_image_or_of_its_mirror_image() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -50,6 +51,16 @@ def test_a_job_whose_process_dies_ends_at_once_and_resumes_exactly(tmp_path: Pat
     for name, value in expected.items():
         # Of more than two processes DistributedDataParallel adds gradients up in another order in its first step.
         torch.testing.assert_close(found[name], value, rtol=0, atol=0 if processes == 2 else 1e-3)
+
+
+def test_a_finished_job_that_is_started_again_says_what_it_ended_with(tmp_path: Path) -> None:
+    for _ in range(2):  # the second does not wait for anybody
+        job = torchrun(2, tmp_path)
+        assert job.returncode == 0, job.stderr
+    assert "goes on after epoch 3" in job.stdout
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert f"test accuracy {result['test_accuracy']:.2f}%" in job.stdout
+    assert (tmp_path / "metrics.jsonl").read_text().count('"event": "epoch"') == 3
 
 
 @pytest.mark.parametrize(("left_s", "ends"), [(3600, (2, True)), (0, (1, False))])

@@ -25,7 +25,7 @@ from pcn.training.pictures import Pictures
 from pcn.training.requests import analysis_options, build_model, parse_rank, pcn_config
 from pcn.training.settings import read_toml
 from pcn.training.streaming import ImageStream
-from pcn.training.switch_time import parse_switch
+from pcn.training.switch_time import parse_switch, switch_rule
 from stopped_runs import DEADLINES, train_to_the_end
 
 SMALL = shlex.split(
@@ -144,14 +144,15 @@ def test_a_run_that_is_stopped_while_it_fades_ends_as_one_that_never_was(tmp_pat
     assert ended[0][0] == [14, 42]
 
 
-def test_a_run_out_of_patience_while_it_fades_switches_and_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("patience", [1, 2])  # which is over when the fade begins, and in its middle
+def test_a_fade_is_not_cut_short_where_patience_would_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], patience: int
 ) -> None:
-    flags = ("--switch-at", "1", "--fade-epochs", "4", "--patience", "2", "--min-delta", "100", "--epochs", "6")
-    result = train(capsys, tmp_path / "run", *flags)
-    assert result["switch_epoch"] == 2
-    assert result["epoch"] == 4  # as many epochs of patience again
-    assert metrics(tmp_path / "run", "switch")[0]["fade_steps_left"] == 3 * 14
+    flags = ("--switch-at", "1", "--fade-epochs", "2.5", "--min-delta", "101", "--epochs", "8")
+    result = train(capsys, tmp_path / "run", *flags, "--patience", str(patience))
+    (fade,), (switch,) = (metrics(tmp_path / "run", event) for event in ("fade", "switch"))
+    assert (fade["step"], switch["step"], switch["fade_steps_left"]) == (14, 14 + 35, 0)
+    assert result["epoch"] == 3 + patience  # which begins anew with the network that the switch has made
 
 
 def test_a_toml_file_and_flags_say_the_same_and_flags_win(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +225,7 @@ def test_what_no_model_could_be_trained_by_is_wrong_usage(tmp_path: Path, capsys
     assert "epochs=0" in error("--epochs", "0")
     assert "learning_rate=-1.0" in error("--learning-rate", "-1")
     assert "betas=(0.9,)" in error("--betas", "0.9")
-    assert "say when" in error("--rank", "0.2")
+    assert "rank='0.2', but switch_at is 'never': say when" in error("--rank", "0.2")
     assert "a budget chooses the ranks itself" in error("--rank", "0.2", "--params", "0.3", "--switch-at", "1")
     assert "leaves none of the 2 epochs to" in error("--epochs", "2", "--switch-at", "2")
     assert "with fade_epochs=1.5" in error("--epochs", "3", "--switch-at", "2", "--fade-epochs", "1.5")
@@ -236,6 +237,25 @@ def test_what_no_model_could_be_trained_by_is_wrong_usage(tmp_path: Path, capsys
     assert "--model-options 'depth': give key=value" in error("--model-options", "depth")
     assert "--threads 0: give at least 1" in error("--threads", "0")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"params": 0.5}, {"layers": {"fc1": 4}}, {"exclude": "fc1"}, {"keep_outputs": 0}, {"fade_epochs": 1.0},
+        {"train_basis": True}, {"keep_dropped": True}, {"basis": "balanced"}, {"precondition": 0.0},
+        {"recalibrate": True}, {"order": "project_first"}, {"skip_larger": False},
+    ],
+)  # fmt: skip
+def test_what_only_a_switch_could_do_is_refused_without_one(asked: dict[str, Any]) -> None:
+    with pytest.raises(pcn.ConfigError, match=rf"^{next(iter(asked))}=.*, but switch_at is 'never': say when"):
+        switch_rule(Settings(**asked))
+    switch_rule(Settings(**asked, switch_at="2"))
+
+
+def test_a_run_without_a_switch_may_say_everything_else() -> None:
+    others = {"keep_best": True, "carry_state": False, "measure_every": 0, "analysis_mode": "train", "patience": 3}
+    assert switch_rule(Settings(**others)) is None
 
 
 def test_a_state_that_training_cannot_go_on_from_takes_no_checkpoints_place(

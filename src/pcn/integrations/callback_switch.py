@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from pcn.config import PCNConfig
 from pcn.errors import ConfigError, PlanError, suggest
@@ -31,7 +31,7 @@ class CallbackSwitch:
     """A switch by its options, and what it has been told.
 
     ``metric`` names the validation accuracy among what the framework logs; with it, an epoch that was not validated is
-    passed by. ``accuracy`` is the last one seen, until the epoch's end has been told.
+    passed by. The last accuracy seen is kept until the epoch's end has been told.
     """
 
     def __init__(self, batches: Batches, config: Wish, metric: str | None, options: dict[str, Any]) -> None:
@@ -43,7 +43,8 @@ class CallbackSwitch:
         rule = as_switch_rule(options.get("at", Switch.at))
         if metric is None and getattr(rule, "needs_accuracy", False):
             raise ConfigError(f"{rule!r} needs metric=..., the name under which validation logs its accuracy")
-        self.accuracy: float | None = None
+        self._accuracy: float | None = None
+        self._logged: dict[str, None] | None = None  # every name since then, None where nothing was validated
         self._given = self._batches = batches
         self._metric, self._options = metric, {"config": config, **options}
         self._switch: Switch | None = None
@@ -67,16 +68,16 @@ class CallbackSwitch:
             self._batches = converted(self._given, convert)
             options = {**options, "example": _converted_example(options.get("example"), convert)}
         self._switch = Switch(model, optimizer, **options)
-        self._epoch, self.accuracy = 0, None
+        self._epoch, self._accuracy, self._logged = 0, None, None
         if state is not None:
             self._switch.load_state_dict(state["switch"])
-            self._epoch, self.accuracy = state["switch"]["epoch"], state["accuracy"]
+            self._epoch, self._accuracy = state["switch"]["epoch"], state["accuracy"]
 
     def state_dict(self) -> State:
         """What :meth:`begin` needs to go on; empty before the first run."""
         if self._switch is None:
             return self._ended[1]
-        return {"switch": self._switch.state_dict(), "accuracy": self.accuracy}
+        return {"switch": self._switch.state_dict(), "accuracy": self._accuracy}
 
     def end(self) -> None:
         """Let go of model, optimizers and statistics; the plan and the state stay."""
@@ -87,27 +88,37 @@ class CallbackSwitch:
         if self._switch is not None:
             warn_if_whole(self._switch, " (the one after an epoch comes when the next one starts)")
 
-    def accuracy_in(self, logged: Mapping[str, Any]) -> Any:
-        """Find the accuracy among what was logged; None when none is asked for."""
-        if self._metric is None:
-            return None
-        if self._metric not in logged:
-            raise ConfigError(
-                f"metric={self._metric!r} is not among what validation logged ({', '.join(logged) or 'nothing'})"
-                f"{suggest(self._metric, logged)}"
-            )
-        return logged[self._metric]
+    def after_validation(self, logged: Mapping[str, Any]) -> None:
+        """Tell what a validation has logged; it need not hold the accuracy, and outside training it is ignored."""
+        if self._switch is None or self._metric is None:
+            return
+        self._logged = {**(self._logged or {}), **dict.fromkeys(logged)}
+        if self._metric in logged:
+            value = logged[self._metric]
+            self._accuracy = value.item() if isinstance(value, Tensor) else value
 
     def after_epoch(self, epoch: int) -> Plan | None:
         """Tell how many epochs are done; a number told before is ignored, as is 0."""
-        if self._switch is None or epoch <= self._epoch or (self._metric is not None and self.accuracy is None):
+        if self._switch is None or epoch <= self._epoch:
             return None
-        accuracy, self.accuracy, self._epoch = self.accuracy, None, epoch
+        if self._metric is not None and self._accuracy is None:
+            _check_unvalidated(self._metric, self._logged)
+            return None
+        accuracy, self._accuracy, self._logged, self._epoch = self._accuracy, None, None, epoch
         return self._switch.after_epoch(epoch, self._batches, accuracy=accuracy)
 
     def after_step(self, step: int) -> Plan | None:
         """Tell how many optimizer steps are done."""
         return None if self._switch is None else self._switch.after_step(step, self._batches)
+
+
+def _check_unvalidated(metric: str, logged: Collection[str] | None) -> None:
+    """Raise when an epoch has no accuracy although it was validated."""
+    if logged is not None:
+        raise ConfigError(
+            f"metric={metric!r} is not among what validation logged ({', '.join(logged) or 'nothing'})"
+            f"{suggest(metric, logged)}"
+        )
 
 
 @dataclass(frozen=True)

@@ -95,10 +95,8 @@ class SwitchCallback(Callback):
             _forget_best(trainer, self._switch.after_step(self._step))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
-            return
-        accuracy = self._switch.accuracy_in(trainer.callback_metrics)
-        self._switch.accuracy = None if accuracy is None else float(accuracy)
+        if not trainer.sanity_checking:
+            self._switch.after_validation(trainer.callback_metrics)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and not trainer.fast_dev_run:  # which only tries a few batches

@@ -124,7 +124,7 @@ class SwitchCallback(TrainerCallback):
         metrics: dict[str, float],
         **kwargs: Any,
     ) -> None:
-        self._switch.accuracy = self._switch.accuracy_in(metrics)
+        self._switch.after_validation(metrics)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -54,12 +54,13 @@ class Scale:
 
     @classmethod
     def standardising(cls, images: Images) -> Scale:
-        """Give every channel of these images mean 0 and deviation 1."""
+        """Give every channel of these images mean 0 and deviation 1; one that is the same everywhere becomes 0."""
         shares = torch.stack([plane.flatten().bincount(minlength=256) for plane in images.pixels.unbind(3)]).double()
         shares /= shares.sum(1, keepdim=True)
         values = torch.arange(256, device=shares.device, dtype=torch.double)
         mean = shares @ values
-        return cls(mean.float(), (shares @ values.square() - mean.square()).sqrt().float())
+        deviation = (shares * (values - mean[:, None]).square()).sum(1).sqrt().float()
+        return cls(mean.float(), deviation.where(deviation > 0, 1))
 
     def to(self, device: torch.device) -> Scale:
         return Scale(self.mean.to(device), self.deviation.to(device))

@@ -21,8 +21,7 @@ def offer_after_epoch(run: Trainer, accuracy: float) -> None:
     last = run.progress.epoch >= run.settings.epochs
     if run.switch is not None and (run.switch.begun or not last):
         plan = run.switch.after_epoch(run.progress.epoch, run.calibration, accuracy=accuracy, statistics=seen)
-        if run.switch.begun and run.switch.plan is None and run.ended:
-            _begin_fade(run)  # where it begins just now
+        if last and fading(run.switch):
             plan = run.switch.now(run.calibration)  # there is no step left in which the rest could fade
         _follow(run, plan)
     run.watch.lap()  # looking is no training
@@ -35,6 +34,11 @@ def offer_after_step(run: Trainer, switch: Switch) -> None:
     _follow(run, switch.after_step(run.progress.step, run.calibration))
     if acts:
         run.watch.lap()  # nor is switching
+
+
+def fading(switch: Switch) -> bool:
+    """Whether what the cut takes away is going, and the cut still to come."""
+    return switch.begun and switch.plan is None
 
 
 def fade_steps_left(run: Trainer) -> int:
@@ -62,7 +66,7 @@ def _follow(run: Trainer, plan: Plan | None) -> None:
 def _begin_fade(run: Trainer) -> None:
     """Write down when what the cut takes away begins to fade."""
     progress, switch = run.progress, run.switch
-    if switch is not None and switch.begun and switch.plan is None and progress.fade_step is None:
+    if switch is not None and fading(switch) and progress.fade_step is None:
         progress.count_switch(run.watch.lap()[0])
         progress.fade_step = progress.step
         run.log("fade", seconds=progress.switch_seconds, steps=switch.fade)

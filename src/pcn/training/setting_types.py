@@ -18,6 +18,11 @@ def option(default: Any, help: str, **more: Any) -> Any:
     return field(**factory, metadata={"help": help, **more})
 
 
+def switch_option(default: Any, help: str, **more: Any) -> Any:
+    """A field that only tells the switch something: in a run without one it has no effect."""
+    return option(default, help, of_switch=True, **more)
+
+
 def checked(each: Field[Any], hint: Any, value: Any) -> Any:
     """A setting's value in its own type, or an error that says which one that is."""
     if isinstance(each.default, tuple):

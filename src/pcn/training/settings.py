@@ -15,7 +15,7 @@ from pcn.errors import ConfigError, suggest
 from pcn.planner.budget import Budget
 from pcn.planner.units import UNITS
 from pcn.running.untouched import MODES
-from pcn.training.setting_types import checked, option
+from pcn.training.setting_types import checked, option, switch_option
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "drops", "cosine")
@@ -61,54 +61,59 @@ class Settings:
     drop_factor: float = option(0.1, "what a drop multiplies the rate by")
     warmup_epochs: float = option(0.0, "epochs in which the rate rises from 0", least=0)
     warmup_factor: float | None = option(None, "stay at this share of the rate in them instead")
-    pcn: str | None = option(None, "a PCN of the paper by name (conv4-pcn, wide_resnet20-pcn1, ...)")
-    rank: str | None = option(None, 'a number, a fraction of the width, "variance > 0.1", or "95%" of the variance')
-    params: str | float | None = option(
+    pcn: str | None = switch_option(None, "a PCN of the paper by name (conv4-pcn, wide_resnet20-pcn1, ...)")
+    rank: str | None = switch_option(
+        None, 'a number, a fraction of the width, "variance > 0.1", or "95%" of the variance'
+    )
+    params: str | float | None = switch_option(
         None, "a budget of trainable parameters: a number (1 is one), or a fraction of the model's (1.0 or 100% is all)"
     )
-    flops: str | float | None = option(
+    flops: str | float | None = switch_option(
         None, "a budget of operations per sample: a number, or a fraction of the model's, likewise"
     )
-    step_ms: str | float | None = option(
+    step_ms: str | float | None = switch_option(
         None,
         "a budget of a training step's time, forward and back, measured: milliseconds (5, 0.5ms), or a fraction of "
         "what it takes now (0.5, 50%)",
     )
-    memory_mib: str | float | None = option(
+    memory_mib: str | float | None = switch_option(
         None,
         "a budget of a training step's memory, activations included: MiB (5, 0.5MiB), or a fraction of what it takes "
         "now (0.5, 50%)",
     )
-    worth: str = option("response", "by what a budget compares directions of different layers", choices=WORTHS)
-    two_sided: bool = option(False, "have a budget choose how many outputs of each layer are trained as well")
-    drop_channels: bool = option(False, "have a budget choose which output channels go as well")
-    rank_step: int = option(STEP, "ranks within a budget, and channels that are kept, go in steps of this", least=1)
-    output_rank: int | float | None = option(
+    worth: str = switch_option("response", "by what a budget compares directions of different layers", choices=WORTHS)
+    two_sided: bool = switch_option(False, "have a budget choose how many outputs of each layer are trained as well")
+    drop_channels: bool = switch_option(False, "have a budget choose which output channels go as well")
+    rank_step: int = switch_option(
+        STEP, "ranks within a budget, and channels that are kept, go in steps of this", least=1
+    )
+    output_rank: int | float | None = switch_option(
         None, "outputs of every layer that are trained: a number (1 is one), or a fraction (1.0 is all)"
     )
-    keep_outputs: int | float | None = option(
+    keep_outputs: int | float | None = switch_option(
         None, "outputs that every layer keeps: a number (1 is one), or a fraction (1.0 is all)"
     )
-    layers: dict[str, Any] = option({}, "rank and keep_outputs for layers by name or glob")
-    exclude: tuple[str, ...] = option((), "layers to leave alone, by name or glob")
-    order: str = option("truncate_first", "how a layer reads inputs of which some are dropped", choices=ORDERS)
-    basis: str = option(
+    layers: dict[str, Any] = switch_option({}, "rank and keep_outputs for layers by name or glob")
+    exclude: tuple[str, ...] = switch_option((), "layers to leave alone, by name or glob")
+    order: str = switch_option("truncate_first", "how a layer reads inputs of which some are dropped", choices=ORDERS)
+    basis: str = switch_option(
         "pca",
         "which directions: pca, response (best for the layer's output), balanced (for the loss), random",
         choices=BASES,
     )
-    precondition: float | None = option(
+    precondition: float | None = switch_option(
         None,
         "0 to 1: how far directions are brought to the same variance (default: 0; within a budget 1 where a batch norm "
         "follows)",
     )
-    skip_larger: bool = option(True, "leave layers alone that would not get smaller, their bases included")
-    train_basis: bool = option(False, "train the bases too")
-    keep_dropped: bool = option(False, "keep the dropped part of the weights, frozen")
+    skip_larger: bool = switch_option(True, "leave layers alone that would not get smaller, their bases included")
+    train_basis: bool = switch_option(False, "train the bases too")
+    keep_dropped: bool = switch_option(False, "keep the dropped part of the weights, frozen")
     switch_at: str = option("never", 'an epoch, "step 500", "accuracy slows", "subspaces settle" or "never"')
+    # Not of the switch alone: recipes give it to parents and to their PCNs alike.
     carry_state: bool = option(True, "keep the optimizer's state at the switch")
-    fade_epochs: float = option(0.0, "have what the cut takes away fade over so many epochs first")
-    recalibrate: bool = option(False, "measure batch norm's statistics anew after the switch")
+    fade_epochs: float = switch_option(0.0, "have what the cut takes away fade over so many epochs first")
+    recalibrate: bool = switch_option(False, "measure batch norm's statistics anew after the switch")
     measure_every: int = option(1, "epochs between looks at the effective dimensions, up to the switch; 0: never")
     calibration_samples: int = option(5000, "training samples to find the subspaces on")
     analysis_mode: str | None = option(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 
 from pcn.errors import ConfigError
 from pcn.switching import AccuracySlows, AfterEpoch, AfterStep, SubspacesSettle, SwitchRule
-from pcn.training.settings import LIMITS, Settings
+from pcn.training.settings import Settings
 
 
 def switch_rule(settings: Settings) -> SwitchRule | None:
@@ -41,10 +42,14 @@ def _too_late(settings: Settings, run: str) -> ConfigError:
 
 
 def _check_no_switch(settings: Settings) -> None:
-    """Raise when a network is asked for that would never come."""
-    for name in ("pcn", "rank", *LIMITS, "output_rank", "keep_outputs", "layers", "exclude"):
-        if getattr(settings, name):
-            raise ConfigError(f"{name}={getattr(settings, name)!r}, but switch_at is 'never': say when, as in 15")
+    """Raise when anything is asked of a switch that never comes."""
+    asked = settings.differences(Settings())
+    for each in fields(settings):
+        if each.metadata.get("of_switch") and each.name in asked:
+            raise ConfigError(
+                f"{each.name}={getattr(settings, each.name)!r}, but switch_at is 'never': say when, as in 15, or leave "
+                "it out"
+            )
 
 
 def fade_steps(settings: Settings, steps_per_epoch: int) -> int:

@@ -23,7 +23,7 @@ from pcn.training.keeping import Keeper
 from pcn.training.looks import check_operations
 from pcn.training.losses import Losses, check_finite
 from pcn.training.meter import Stopwatch, peak_bytes, plus
-from pcn.training.offers import offer_after_epoch, offer_after_step
+from pcn.training.offers import fading, offer_after_epoch, offer_after_step
 from pcn.training.optimizers import learning_rate, make_optimizer, set_learning_rate_
 from pcn.training.preparing import lay_out_, step_for, switch_for
 from pcn.training.progress import Progress
@@ -99,7 +99,7 @@ class Trainer:
         self.begun()
         if resumed is not None:
             self.tell(resumed)
-        if self.ended and self.folder is not None and (earlier := self.folder.result()) is not None:
+        if self.ended and (earlier := self._earlier_result()) is not None:
             return earlier
         while not self.ended:
             started = time.time()
@@ -109,6 +109,10 @@ class Trainer:
                 self.keeper.write()
                 return None
         return self._finish()
+
+    def _earlier_result(self) -> Record | None:
+        """What the run has ended with before; only the first process has the folder, and all must know."""
+        return self.world.ranks.from_one(lambda: None if self.folder is None else self.folder.result())
 
     def _too_late(self, started: float, deadline: float) -> bool:
         """Whether another epoch may end after the deadline; one process's clock decides for all."""
@@ -122,8 +126,11 @@ class Trainer:
     @property
     def ended(self) -> bool:
         progress, patience = self.progress, self.settings.patience
-        out_of_patience = patience is not None and progress.epoch - progress.best_epoch >= patience
-        return progress.epoch >= self.settings.epochs or out_of_patience
+        if progress.epoch >= self.settings.epochs:
+            return True
+        if patience is None or (self.switch is not None and fading(self.switch)):
+            return False  # a network that fades gives way to another, whose best is looked for anew
+        return progress.epoch - progress.best_epoch >= patience
 
     def _train_epoch(self) -> None:
         """Do what is left of an epoch."""
