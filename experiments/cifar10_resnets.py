@@ -13,6 +13,7 @@ NVIDIA's MPS (nvidia-cuda-mps-control -d); their seconds and joules are recorded
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,9 @@ def settings(network: str, seed: int, epochs: int, data: Path, **more: Any) -> S
 
 
 def make_job(network: str, seed: int, options: argparse.Namespace) -> Job:
-    asked = {name: getattr(options, name) for name in ("carry_state", "recalibrate", "checkpoint_every")}
+    asked = {name: getattr(options, name) for name in ("carry_state", "checkpoint_every")}
     own = settings(network, seed, options.epochs, options.data, **asked)
+    own = replace(own, recalibrate=options.recalibrate and own.pcn is not None)
     branches = network == PARENT or own.pcn is not None
     fast = torch.cuda.is_available() and not options.eager
     # Of three fused runs that shared a GPU two have stood still after their switch, which is not understood yet.

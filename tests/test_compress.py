@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pcn
+from pcn.costs.count import count
 from pcn.nn import PCLinear
 from small import WIDTH, Mlp, conv_net, distance, images, record, vectors
 
@@ -51,7 +52,7 @@ def test_training_goes_on_with_the_same_optimizer() -> None:
     losses = []
     for epoch in range(20):
         if epoch == 8:
-            pcn.compress_(model, [(x, targets)], pcn.PCNConfig(rank=0.5, exclude=["fc1"]), optimizer=optimizer)
+            pcn.compress_(model, [(x, targets)], pcn.PCNConfig(rank=4, exclude=["fc1"]), optimizer=optimizer)
         loss = nn.functional.cross_entropy(model(x), targets)
         optimizer.zero_grad()
         loss.backward()
@@ -178,3 +179,24 @@ def test_a_mask_between_inputs_and_targets_is_not_left_out_without_a_word() -> N
         return nn.functional.cross_entropy(model(batch[0], batch[1]), batch[2])
 
     assert pcn.analyze(Masked(), batches, gradients=loss).gradients  # it calls the model itself
+
+
+def test_a_model_that_is_frozen_is_left_alone_aloud() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).requires_grad_(False)
+    with pytest.warns(UserWarning, match="compress_ changes no layer: its weight is frozen"):
+        pcn.compress_(model, [torch.randn(256, 64)], params=0.25)
+
+
+def test_frozen_layers_are_not_counted_as_trained() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    model[0].requires_grad_(False)
+    trained = count(model).trainable
+    stats = pcn.analyze(model, [torch.randn(256, 64)])
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=8))
+    assert (plan.trainable_before, plan.layers["0"].size_before) == (trained, 64 * 65)
+    assert pcn.Plan.from_json(plan.to_json()) == plan
+    assert f"{64 * 65:,} ->" not in str(plan).splitlines()[1]
+    assert "frozen" in str(plan).splitlines()[1]
+    assert str(stats).splitlines()[3].split()[3:] == ["0", "0"]  # of what it would save
+    plan.apply_(model, stats)
+    assert plan.trainable_after == count(model).trainable

@@ -159,3 +159,23 @@ def test_known_names_and_globs_pass() -> None:
 
 def test_nothing_is_suggested_where_nothing_is_near() -> None:
     assert suggest("zzz", NAMES) == ""
+
+
+@given(names, st.sampled_from([LayerRule(order="kept_block"), LayerRule(precondition=0.5)]), st.booleans())
+def test_a_rule_that_only_says_how_leaves_the_sizes_to_others(name: str, how: LayerRule, by_glob: bool) -> None:
+    config = PCNConfig(rank=3, keep_outputs=0.5, layers={"*" if by_glob else name: how})
+    rule, exact = config.rule_for(name)
+    assert (rule.rank, rule.keep_outputs, rule.order, rule.precondition) == (3, 0.5, how.order, how.precondition)
+    assert not exact
+    assert not config.fixes(name)
+    assert PCNConfig(layers={name: LayerRule()}).rule_for(name) == (LayerRule(), True)  # which leaves it alone
+
+
+def test_outputs_behind_a_basis_need_a_rank_beside_them() -> None:
+    with pytest.raises(ConfigError, match=r"output_rank=8 without a rank: give one beside it, 1\.0"):
+        LayerRule(output_rank=8)
+
+
+def test_flags_are_not_alike_for_their_dashes() -> None:
+    assert suggest("--nope", ["--compile", "--json"]) == ""
+    assert suggest("--modle", ["--model", "--json"]) == "; did you mean '--model'?"

@@ -23,4 +23,4 @@ if not TYPE_CHECKING:
         return globals()[name]
 
     def __dir__() -> list[str]:
-        return [*globals(), *import_module("pcn.api").__all__]
+        return sorted({*globals(), *import_module("pcn.api").__all__})

@@ -9,6 +9,7 @@ from pcn.planner.budget import Budget, Limit, as_budget
 from pcn.planner.reachable import check_reachable
 from pcn.planner.within import measure_first
 from pcn.plans.making import make_plan
+from pcn.plans.nothing import warn_of_nothing
 from pcn.plans.plan import Plan, check_untransformed
 from pcn.running.example import Batches, Forward, first_of, opened, repeatable
 from pcn.running.optimizers import Optimizers, as_optimizers
@@ -57,4 +58,6 @@ def compress_(
     needed = options.needs_gradients
     mode = mode or ("batch" if isinstance(wish, Budget) and model.training else "eval")
     stats = analyze(model, opened(batches), forward=forward, exclude=options.exclude, gradients=needed, mode=mode)
-    return make_plan(model, stats, wish, batches=batches, measured=measured).apply_(model, stats, optimizer=optimizer)
+    plan = make_plan(model, stats, wish, batches=batches, measured=measured)
+    warn_of_nothing(plan, "compress_")
+    return plan.apply_(model, stats, optimizer=optimizer)

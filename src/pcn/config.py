@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pcn.errors import ConfigError, suggest
@@ -45,6 +45,8 @@ def _check_keep_outputs(keep: KeepOutputs) -> None:
 class LayerRule:
     """What to do with the layers that a name or a glob matches; ``None`` leaves that side of the layer alone.
 
+    A rule that only says how (``order``, ``precondition``) leaves the sizes to the configuration or the budget.
+
     >>> LayerRule(rank=50, keep_outputs=90)
     LayerRule(rank=50, keep_outputs=90, order=None, output_rank=None, precondition=None)
     """
@@ -64,8 +66,17 @@ class LayerRule:
             _check_choice("order", self.order, ORDERS)
         if self.output_rank is not None and not isinstance(as_rank_rule(self.output_rank), Fixed | Fraction):
             raise ConfigError(f"output_rank={self.output_rank!r}: give a whole number or a fraction of the outputs")
+        if self.output_rank is not None and self.rank is None:
+            raise ConfigError(
+                f"output_rank={self.output_rank!r} without a rank: give one beside it, 1.0 for all inputs"
+            )
         if not (self.precondition is None or (is_number(self.precondition) and 0 <= self.precondition <= 1)):
             raise ConfigError(f"precondition={self.precondition!r}: give a number from 0 (not at all) to 1 (fully)")
+
+    @property
+    def only_says_how(self) -> bool:
+        """Whether sizes are left to others."""
+        return (self.rank is None and self.keep_outputs is None) and (self.order, self.precondition) != (None, None)
 
 
 @dataclass(frozen=True)
@@ -119,15 +130,21 @@ class PCNConfig:
         return next((p for p in self.exclude if matches(name, p)), None)
 
     def rule_for(self, name: str) -> tuple[LayerRule, bool]:
-        """Return the rule of a layer, and whether the layer is named exactly (so that it must not be skipped)."""
-        if name in self.layers:
-            return self.layers[name], True
-        globs = [rule for pattern, rule in self.layers.items() if matches(name, pattern)]
-        return (globs[-1] if globs else LayerRule(self.rank, self.keep_outputs, None, self.output_rank)), False
+        """Return the rule of a layer, and whether sizes are asked of it by name (so that it must not be skipped)."""
+        rule = self._own_rule(name)
+        if rule is None or rule.only_says_how:
+            how = rule or LayerRule()
+            return replace(how, rank=self.rank, keep_outputs=self.keep_outputs, output_rank=self.output_rank), False
+        return rule, name in self.layers
 
-    def mentions(self, name: str) -> bool:
-        """Say whether ``layers`` has a rule for this layer, by name or by glob."""
-        return any(matches(name, pattern) for pattern in self.layers)
+    def fixes(self, name: str) -> bool:
+        """Say whether ``layers`` has sizes for this layer, by name or by glob."""
+        rule = self._own_rule(name)
+        return rule is not None and not rule.only_says_how
+
+    def _own_rule(self, name: str) -> LayerRule | None:
+        globs = [rule for pattern, rule in self.layers.items() if matches(name, pattern)]
+        return self.layers.get(name, globs[-1] if globs else None)
 
     def check_names(self, known: Iterable[str]) -> None:
         """Raise when a key of ``layers`` or an item of ``exclude`` matches none of the known layer names."""

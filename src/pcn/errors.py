@@ -48,5 +48,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     >>> suggest("layer1.0.conv3", ["layer1.0.conv1", "fc"])
     "; did you mean 'layer1.0.conv1'?"
     """
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    words = {each.lstrip("-"): each for each in known}  # dashes alone make no flags alike
+    word = str(name).lstrip("-")
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5 if len(word) < 4 else 0.6)
+    return f"; did you mean {words[close[0]]!r}?" if close else ""

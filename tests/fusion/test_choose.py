@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import pcn
 from fusion.networks import IMAGES, NETWORKS, Residual, transformed
 from pcn import ConfigError
 from pcn.fusion import choose, choose_forms, fuse_
@@ -79,3 +80,12 @@ def test_what_is_fastest_is_measured_once_and_remembered_in_the_plan(monkeypatch
     assert plan.with_rank(next(iter(found)), 2).forms == {}  # they were timed at other ranks
     with pytest.raises(pytest.fail.Exception):  # of another size of batch nothing is known
         fastest.fastest_forms(model, batch[:2])
+
+
+@pytest.mark.parametrize("frozen", ["0.weight", "2.bias", "2.weight"])
+def test_layers_that_are_frozen_have_a_fastest_form_too(frozen: str) -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    model.get_parameter(frozen).requires_grad_(False)
+    x = torch.randn(256, 32)
+    plan = pcn.compress_(model, [x], pcn.PCNConfig(rank=0.25))
+    assert choose_forms(model, x).keys() == {layer.name for layer in plan.transformed}

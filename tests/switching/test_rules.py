@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import pcn
 from pcn.demo.digits import load_digits
@@ -114,3 +115,18 @@ def test_subspaces_that_barely_move_are_settled(seen: list[float]) -> None:
 def test_rules_that_mean_nothing_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(pcn.ConfigError, match="SubspacesSettle"):
         pcn.SubspacesSettle(**options)
+
+
+def test_a_rule_of_ones_own_sees_the_steps_at_the_end_of_an_epoch_too() -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Watching:
+        def due(self, progress: Progress) -> bool:
+            seen.append((progress.epoch, progress.step))
+            return False
+
+    switch = pcn.Switch(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), None, at=Watching())
+    switch.after_step(1, [])
+    switch.after_step(2, [])
+    switch.after_epoch(1, [])
+    assert seen == [(0, 1), (0, 2), (1, 2)]

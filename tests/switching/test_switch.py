@@ -168,3 +168,19 @@ def test_a_basis_that_balances_a_loss_of_ones_own() -> None:
     assert torch.equal(switch.statistics.gradient_moments("2"), expected)
     assert switch.after_step(1, batches) is not None
     assert isinstance(model[2], PCModule)
+
+
+def test_a_plan_that_changed_nothing_is_no_switch() -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64))
+    batches = [torch.randn(512, 32)]
+    with pytest.warns(UserWarning, match="compress_ changes no layer"):
+        pcn.compress_(model, batches, pcn.PCNConfig(rank=1.0))
+    switch = pcn.Switch(model, None, pcn.PCNConfig(rank=8), at=1)
+    assert switch.after_epoch(1, batches) is not None
+    assert isinstance(model[2], PCModule)
+
+
+def test_epochs_that_count_from_zero_are_refused() -> None:
+    switch = pcn.Switch(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64)), None, at=1)
+    with pytest.raises(pcn.ConfigError, match="epoch=0: give how many epochs are done, which is 1 after the first"):
+        switch.after_epoch(0, [torch.randn(512, 32)])

@@ -21,8 +21,9 @@ LONG_S, MOST = 0.02, 50  # seconds over which a step is repeated, and how often 
 def step_ns(forward: Callable[[], Any], wanted: Sequence[Tensor], device: torch.device, *, capture: bool = True) -> int:
     """The shortest of a few steps to the gradients of ``wanted``; on a GPU without the time of launching, if captured.
 
-    With nothing wanted, or outputs that take no gradients, it is the way forward alone.
+    With nothing wanted, or outputs that take no gradients, it is the way forward alone; what is frozen wants none.
     """
+    wanted = [tensor for tensor in wanted if tensor.requires_grad]
     coming = [_noise(leaf) for leaf in _differentiable(forward())] if wanted else []
 
     def step() -> None:

@@ -48,7 +48,7 @@ class Steps:
             tuple(
                 layer.name
                 for layer in layers
-                if layer.in_features // layer.groups <= budget.rank_step and not budget.config.mentions(layer.name)
+                if layer.in_features // layer.groups <= budget.rank_step and not budget.config.fixes(layer.name)
             ),
             {unit: amount for unit, amount in least.items() if not UNITS[unit].measured},
             budget.drop_channels,
@@ -70,7 +70,7 @@ class Steps:
 
 def lowest(layer: LayerPlan, budget: Budget, prices: Prices) -> Costs:
     """The least that a layer could cost in each unit; a rule of its own may ask for any number."""
-    if budget.config.mentions(layer.name):
+    if budget.config.fixes(layer.name):
         return dict.fromkeys(prices.units, 0)
     planned = replace(layer, rank=multiples(budget.rank_step, layer.in_features // layer.groups)[0])
     outputs = multiples(budget.rank_step, layer.out_features // layer.groups - 1) if budget.two_sided else ()

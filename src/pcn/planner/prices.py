@@ -36,12 +36,12 @@ class Prices:
 
     def before(self, layer: LayerPlan) -> Costs:
         """What a layer costs as it is."""
-        trained = 0 if layer.name in self.frozen else layer.trainable_before
+        trained = 0 if layer.name in self.frozen else layer.size_before
         return self._asked(trained, layer.flops_before or 0, self.measured.at(layer.name, None))
 
     def after(self, layer: LayerPlan) -> Costs:
         """What it costs after its plan."""
-        trained = 0 if layer.name in self.frozen else layer.trainable_after
+        trained = 0 if layer.name in self.frozen else layer.size_after
         return self._asked(trained, layer.flops_after or 0, self.measured.at(layer.name, layer.rank, layer.output_rank))
 
     def _asked(self, params: int, flops: int, usage: Usage) -> Costs:

@@ -64,7 +64,7 @@ class Question:
         if budget.flops is not None and graph is None:
             raise ConfigError(f"a budget of FLOPs needs the model's graph: give params, or a graph; {UNCALLED}")
         frozen = {name for name in whole.layers if not canonical_weight(model.get_submodule(name)).requires_grad}
-        free = [p for p in whole.transformed if p.name not in frozen and not config.mentions(p.name)]
+        free = [p for p in whole.transformed if p.name not in frozen and not config.fixes(p.name)]
         if graph is not None and budget.flops is not None:
             _check_counted([p for p in free if p.name in graph.reads])
         if measured is not None:

@@ -103,8 +103,8 @@ def _groups(plan: Plan, graph: ChannelGraph, wiring: Wiring) -> list[_Group]:
     for name, classes in wiring.inputs.items():
         layer, read = plan.layers[name], classes.unique()
         share = 1.0 if layer.rank is None else layer.rank / (layer.in_features // layer.groups)
-        wished[read] += share * layer.trainable_before
-        weights[read] += layer.trainable_before
+        wished[read] += share * layer.size_before
+        weights[read] += layer.size_before
     found: list[_Group] = []
     for members in wiring.coupled():
         classes = torch.tensor(sorted(members))

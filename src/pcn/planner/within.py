@@ -100,14 +100,11 @@ def _as_example(model: nn.Module, example: Any) -> Example | None:
 def _as_config(question: Question, served: dict[str, Served]) -> PCNConfig:
     config = question.budget.config
     ours = config.precondition is None and config.order != "kept_block"  # which makes bases of its own
-    rules = {
-        name: LayerRule(
-            rank=each.option.rank,
-            output_rank=each.option.output_rank,
-            precondition=_power(question.plan.layers[name]) if ours else None,
-        )
-        for name, each in served.items()
-    }
+    rules = {}
+    for name, each in served.items():
+        how, _ = config.rule_for(name)
+        power = _power(question.plan.layers[name]) if ours and how.precondition is None else how.precondition
+        rules[name] = LayerRule(each.option.rank, None, how.order, each.option.output_rank, power)
     return replace(config, rank=None, output_rank=None, layers={**config.layers, **rules})
 
 

@@ -21,6 +21,7 @@ class LayerPlan:
     groups: int = 1
     kernel: tuple[int, ...] = ()
     bias: bool = True  # whether the layer has a bias; a transformed one gains one
+    frozen: bool = False  # whether its weight takes no gradients, and what it becomes takes none either
     rank: int | None = None  # directions of the input that are kept (per group); None: the input stays as it is
     kept_inputs: int = 0  # inputs left after the layers before have dropped outputs
     kept_outputs: int = 0  # outputs left after dropping
@@ -60,12 +61,21 @@ class LayerPlan:
         return self.in_features // self.groups if self.depthwise else self.kept_inputs // self.groups
 
     @property
-    def trainable_before(self) -> int:
+    def size_before(self) -> int:
         return self.out_features * (self.in_features // self.groups * self.taps + self.bias)
+
+    @property
+    def trainable_before(self) -> int:
+        return 0 if self.frozen else self.size_before
 
     @property
     def trainable_after(self) -> int:
         """Weights and biases that are trained afterwards (the basis too, where it is trained)."""
+        return 0 if self.frozen else self.size_after
+
+    @property
+    def size_after(self) -> int:
+        """The same where they are trained or could be."""
         if self.rank is None:
             return self.kept_outputs * (self.width_after * self.taps + self.bias)
         core = self.trained_outputs * self.rank * self.taps
@@ -94,9 +104,9 @@ class LayerPlan:
 
     @property
     def stored_after(self) -> int:
-        """Trained entries, the frozen bases, and the frozen part of the weight where it stays."""
+        """Weights and biases, the bases, and the frozen part of the weight where it stays."""
         bases = self.basis_size - self.train_basis * self.input_basis_size
-        return self.trainable_after + bases + self.frozen_size
+        return self.size_after + bases + self.frozen_size
 
     @property
     def flops_before(self) -> int | None:
@@ -118,7 +128,7 @@ class LayerPlan:
     @property
     def is_larger(self) -> bool:
         """Whether it would store no less than now, a frozen part that was asked for beside it not counted."""
-        return self.stored_after - self.frozen_size >= self.trainable_before
+        return self.stored_after - self.frozen_size >= self.size_before
 
     @property
     def is_slower(self) -> bool:

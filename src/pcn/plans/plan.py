@@ -54,6 +54,11 @@ class Plan:
         return [layer for layer in self.layers.values() if layer.rank is not None]
 
     @property
+    def changes_something(self) -> bool:
+        """Whether a model that it was applied to is not the original any more."""
+        return bool(self.slices) or any(layer.changed for layer in self.layers.values())
+
+    @property
     def needs_gradients(self) -> bool:
         """Whether it is applied with statistics that come from ``analyze(..., gradients=True)``."""
         return any(layer.basis == "balanced" for layer in self.transformed)
@@ -171,7 +176,7 @@ def get_plan(model: nn.Module) -> Plan | None:
 def check_untransformed(model: nn.Module) -> None:
     """Raise when a plan has changed a model already."""
     plan = get_plan(model)
-    if plan is not None and (plan.slices or any(layer.changed for layer in plan.layers.values())):
+    if plan is not None and plan.changes_something:
         raise PlanError("this model has been transformed already; pcn.fold_(model) brings its plain layers back")
 
 

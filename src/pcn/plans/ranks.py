@@ -47,7 +47,7 @@ def _has_sizes(module: nn.Module) -> bool:
 
 def _refuse_named(name: str, config: PCNConfig, reason: str) -> str:
     rule, exact = config.rule_for(name)
-    if exact and rule != LayerRule(order=rule.order, precondition=rule.precondition) and config.excludes(name) is None:
+    if exact and rule != LayerRule() and config.excludes(name) is None:
         raise ConfigError(f"{name!r} has a rule of its own but must be left alone: {reason}")
     return reason
 
@@ -65,6 +65,7 @@ def _describe(name: str, module: nn.Module) -> LayerPlan:
         groups,
         tuple(weight.shape[2:]),
         module.bias is not None,
+        not weight.requires_grad,
     )
 
 
@@ -101,7 +102,7 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         return replace(layer, reason=reason)
     width = layer.in_features // layer.groups
     wish = as_rank_rule(rule.rank)
-    if isinstance(wish, Fixed) and wish.count > width and not config.mentions(layer.name):
+    if isinstance(wish, Fixed) and wish.count > width and not config.fixes(layer.name):
         return replace(layer, reason=f"its input has {width} dimensions, fewer than the rank {wish.count}")
     rank, note = _rank(layer.name, wish, _spectrum(layer, width, stats), config.multiple_of)
     if layer.order == "kept_block" and (layer.basis != "pca" or layer.precondition):

@@ -27,10 +27,10 @@ def plan_table(plan: Plan) -> str:
 def totals(plan: Plan) -> list[str]:
     """What all layers of the plan, changed or not, train, store and compute before and after."""
     layers = list(plan.layers.values())
-    before, stored = plan.trainable_before, sum(layer.stored_after for layer in layers)
+    before, stored = (sum(getattr(layer, side) for layer in layers) for side in ("size_before", "stored_after"))
     frozen = ", frozen parts" if any(layer.frozen_size for layer in layers) else ""
     lines = [
-        _saved(before, plan.trainable_after, "trainable in all linear and convolutional layers"),
+        _saved(plan.trainable_before, plan.trainable_after, "trainable in all linear and convolutional layers"),
         _saved(before, stored, f"stored in them, with bases{frozen} and means"),
     ]
     known = [layer for layer in layers if layer.flops_before and layer.flops_after]
@@ -50,7 +50,7 @@ def cells(layer: LayerPlan) -> tuple[str, ...]:
     outputs += f" ({layer.trained_outputs} trained)" if layer.output_rank is not None else ""
     groups = f" in {layer.groups} groups" if layer.groups > 1 else ""
     share = "" if not layer.flops_before else f"{(layer.flops_after or 0) / layer.flops_before:.0%}"
-    trained = f"{layer.trainable_before:,} -> {layer.trainable_after:,}"
+    trained = "frozen" if layer.frozen else f"{layer.trainable_before:,} -> {layer.trainable_after:,}"
     return layer.name, inputs + groups, outputs, trained, f"{layer.stored_after:,}", share
 
 

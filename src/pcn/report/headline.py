@@ -15,13 +15,15 @@ LAYERS_ONLY = "in linear and convolutional layers"
 
 def of_plan(plan: Plan | None) -> list[Record]:
     """What a plan says of its layers."""
-    before, after, stored = None, None, None
+    before, after, size, stored = None, None, None, None
     if plan is not None:
         before, after = plan.trainable_before, plan.trainable_after
-        stored = sum(layer.stored_after for layer in plan.layers.values())
+        size, stored = (
+            sum(getattr(each, side) for each in plan.layers.values()) for side in ("size_before", "stored_after")
+        )
     return [
         number("Trained parameters", "count", (before, after), LAYERS_ONLY),
-        number("Stored numbers", "count", (before, stored), "with bases and means"),
+        number("Stored numbers", "count", (size, stored), "with bases and means"),
         _flops(plan),
     ]
 

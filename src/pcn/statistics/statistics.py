@@ -34,21 +34,24 @@ class LayerShape:
     groups: int
     taps: int  # positions of the kernel
     bias: bool
+    frozen: bool = field(default=False, compare=False)  # then nothing of it is trained, and nothing saved
 
     @classmethod
     def of(cls, module: nn.Module) -> LayerShape:
         weight, groups = canonical_weight(module), groups_of(module)
         outputs, width = weight.shape[:2]
-        return cls(width * groups, outputs, groups, weight[0, 0].numel(), module.bias is not None)
+        return cls(
+            width * groups, outputs, groups, weight[0, 0].numel(), module.bias is not None, not weight.requires_grad
+        )
 
     @property
     def trainable(self) -> int:
         """Trained numbers of the layer as it stands."""
-        return self.outputs * (self.inputs // self.groups * self.taps + self.bias)
+        return 0 if self.frozen else self.outputs * (self.inputs // self.groups * self.taps + self.bias)
 
     def trainable_with(self, rank: int) -> int:
         """Trained numbers with this many directions in each group: the layer then has a bias in any case."""
-        return self.outputs * (rank * self.taps + 1)
+        return 0 if self.frozen else self.outputs * (rank * self.taps + 1)
 
 
 @dataclass

@@ -53,8 +53,8 @@ class History:
             )
         self.waits = True
 
-    def progress(self, step: int = 0) -> Progress:
-        return Progress(self.epoch, step, tuple(self.accuracies), tuple(self.movements))
+    def progress(self) -> Progress:
+        return Progress(self.epoch, self.step or 0, tuple(self.accuracies), tuple(self.movements))
 
     def state_dict(self) -> dict[str, Any]:
         return {

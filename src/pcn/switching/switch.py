@@ -10,13 +10,14 @@ from torch import nn
 
 from pcn.config import PCNConfig
 from pcn.distributed.engine import Engine
-from pcn.errors import PlanError
+from pcn.errors import ConfigError, PlanError
 from pcn.layers import transformable_layers, unwrap
 from pcn.planner import Measured
 from pcn.planner.budget import Budget, as_budget
 from pcn.planner.reachable import check_reachable
 from pcn.plans.fit import check_statistics
 from pcn.plans.making import make_plan
+from pcn.plans.nothing import warn_of_nothing
 from pcn.plans.plan import Plan, check_untransformed, get_plan
 from pcn.rewriting.bases import Bases, find_bases
 from pcn.rewriting.optimizer_checks import check_could_follow
@@ -39,7 +40,6 @@ from pcn.switching.rules import (
     SwitchRule,
     as_switch_rule,
 )
-from pcn.warn import warn
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -103,7 +103,8 @@ class Switch:
         self._engine = Engine(self.model, self.optimizer, self.ema, self.group)
         if self.ema is not None:
             averaged(self.ema, unwrap(self.model))
-        self.plan = get_plan(self.model)  # a resumed run may have switched already
+        found = get_plan(self.model)
+        self.plan = found if found is not None and found.changes_something else None  # a resumed run may have switched
         if self.plan is None:
             self._check_foreseen()
 
@@ -147,9 +148,11 @@ class Switch:
         if statistics is not None:
             check_statistics(statistics, unwrap(self.model))
         ranks, seen = self._engine.ranks, self._seen
+        watches = getattr(self._rule, "watches_subspaces", False)
+        if epoch == 0 and not watches and self.log is None:  # nothing to see before the first
+            raise ConfigError("epoch=0: give how many epochs are done, which is 1 after the first")
         seen.epoch = epoch
         seen.accuracies += ranks.from_one(lambda: seen.checked(accuracy, self._rule))
-        watches = getattr(self._rule, "watches_subspaces", False)
         if statistics is None and (watches or self.log is not None):
             again = self.recalibrate or self._measures_worth
             batches = ranks.together(lambda: repeatable(batches)) if again else batches
@@ -170,10 +173,10 @@ class Switch:
         """Call this after every optimizer step, with how many are done, for rules that count steps."""
         if self.plan is not None:
             return None
-        self._seen.step = step = checked_count("step", step)
+        self._seen.step = checked_count("step", step)
         if self._fading is not None:
             return self._fade(batches)
-        due = bool(self._rule.due(self._seen.progress(step)))
+        due = bool(self._rule.due(self._seen.progress()))
         if type(self._rule) not in PURE:
             due = self._engine.ranks.from_one(lambda: due)
         return self._begin(batches, None) if due else None
@@ -286,9 +289,7 @@ class Switch:
 
     def _make(self, stats: Statistics, batches: Batches) -> tuple[Plan, Bases]:
         plan = make_plan(self.model, stats, self._wish, batches=batches, measured=self.measured)
-        if not plan.transformed:
-            reasons = sorted({layer.reason for layer in plan.layers.values() if layer.reason})
-            warn(f"the switch changes no layer: {'; '.join(reasons) or 'there is none'}")
+        warn_of_nothing(plan, "the switch")
         return plan, find_bases(plan, stats, self.model)
 
     @property
