@@ -152,3 +152,15 @@ def test_a_refusal_says_that_channels_go_only_from_ranks_that_fit_and_what_takes
     assert "channels" not in (refusal(lambda: check_reachable(model, replace(budget, drop_channels=False))) or "")
     named = pcn.PCNConfig(rank=8, keep_outputs=0.5, skip_larger=False)
     assert pcn.make_plan(model, stats, named).trainable_after < least
+
+
+def test_time_that_no_rank_saves_is_said_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    for clock in ("measuring.model_step_ns", "trials.step_ns"):  # the same whatever the rank
+        monkeypatch.setattr(f"pcn.planner.{clock}", lambda *arguments, **options: 1000)
+    model = conv_net()
+    budget = pcn.Budget(step_ms=0.5)
+    measured = pcn.measure_costs(model, images(4), budget)
+    said = refusal(lambda: check_reachable(model, budget, measured))
+    assert said is not None
+    assert "no rank of any layer takes less than the layer does now: the least is" in said
+    assert "step" not in said.split("the least is")[1]

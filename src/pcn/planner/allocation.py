@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ _Bid = tuple[float, float, str, Option]  # what it does not buy per price and in
 ROUNDS = 12  # in which the prices of several limits come into balance, by smaller and smaller steps
 STEEP, CALMER = 4.0, 0.75
 LEAST = "even with every layer at its lowest rank: the least would be"
+IN_VAIN = "no rank of any layer takes less than the layer does now"
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,11 @@ class Room:
         if short:
             limits = amounts({unit: self.limits[unit] for unit in short})
             reachable = " and ".join(UNITS[unit].at_least(least[unit], self.now.get(unit)) for unit in short)
+            said = f"the budget of {limits} is {amounts(short)} too small"
+            if all(UNITS[unit].measured and least[unit] >= self.now.get(unit, math.inf) for unit in short):
+                raise ConfigError(f"{said}, and {IN_VAIN}: the least is {reachable}{self._unmoved(short)}")
             advice = self.steps.advice({unit: least[unit] for unit in short}, self.now)
-            said = f"the budget of {limits} is {amounts(short)} too small, {LEAST} {reachable}"
-            raise ConfigError(said + self._unmoved(short) + advice)
+            raise ConfigError(f"{said}, {LEAST} {reachable}{self._unmoved(short)}{advice}")
 
     def _unmoved(self, short: Costs) -> str:
         """Say which layers a budget takes nothing from; those that do not train do not count as parameters either."""

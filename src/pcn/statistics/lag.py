@@ -42,7 +42,7 @@ def warn_of_lag(model: nn.Module, times: dict[str, float]) -> None:
         warn(
             f"batch norm's running statistics lag behind: at {worst} the variance of a batch and the running one "
             f"differ by a factor of {times[worst]:.3g}, so eval mode does not show what training sees. Measure with "
-            'mode="batch", or call pcn.recalibrate_ first'
+            'mode="batch" (analysis={"mode": "batch"} of a switch), or call pcn.recalibrate_ first'
         )
 
 
