@@ -157,13 +157,13 @@ def _parameter_owners(model: nn.Module) -> dict[int, set[str]]:
     owners: dict[int, set[str]] = {}
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), set()).add(name)
+            owners.setdefault(lies_at(parameter), set()).add(name)
     return owners
 
 
 def _shared(module: nn.Module, owners: dict[int, set[str]]) -> str | None:
     for name, parameter in module.named_parameters(recurse=False):
-        holders = sorted(owners[id(parameter)])
+        holders = sorted(owners[lies_at(parameter)])
         if len(holders) > 1:
             return f"its {name} is shared by {' and '.join(map(repr, holders))}"
     return None
@@ -185,6 +185,8 @@ def _attached(module: nn.Module) -> str | None:
         return "it was compiled by itself, with layer.compile()"
     if any(getattr(module, hooks) for hooks in STATE_HOOKS):
         return "it has hooks on its state dict, which know its tensors as they are"
+    if module.weight._backward_hooks:
+        return "its weight has a hook on its gradient, which knows it as it is"
     for name, value in vars(module).items():
         if name in NEEDED:
             return f"it has an attribute {name!r}, which a principal component layer needs for itself"
@@ -230,6 +232,19 @@ def layout_of(tensor: Tensor) -> torch.memory_format:
     if channels_last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=channels_last):
         return torch.contiguous_format
     return channels_last
+
+
+def lies_at(tensor: Tensor) -> int:
+    """Which piece of memory a tensor lies in: that of its views too, and of a parameter given its ``data``.
+
+    >>> tensor = torch.ones(4)
+    >>> lies_at(tensor) == lies_at(tensor[2:]) != lies_at(tensor.clone())
+    True
+    """
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError, ValueError):  # of tensors that lie nowhere: sparse ones, lazy ones
+        return id(tensor)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

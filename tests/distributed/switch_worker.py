@@ -95,7 +95,7 @@ def check_the_first_rank_says_when() -> None:
         assert (switch.after_epoch(3, own_batches()) is not None) == mood
     switch = pcn.Switch(DistributedDataParallel(built()), None, SMALL, at=pcn.AccuracySlows())
     seen = [
-        switch.after_epoch(n, own_batches(), accuracy=a if rank() == 0 else None) for n, a in enumerate((1, 5, 5.5))
+        switch.after_epoch(n, own_batches(), accuracy=a if rank() == 0 else None) for n, a in enumerate((1, 5, 5.5), 1)
     ]
     assert [plan is not None for plan in seen] == [False, False, True]
     switch = pcn.Switch(DistributedDataParallel(built()), None, SMALL, at=pcn.AccuracySlows())

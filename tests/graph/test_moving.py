@@ -48,7 +48,7 @@ def check_moving(shape: tuple[int, ...], move: Callable[[Tensor], Any]) -> int:
             view = [-1 if d == dim else 1 for d in range(len(shape))]
             values = move(classes.view(view).expand(shape).clone())
             values = list(values) if isinstance(values, tuple | list) else [values]
-            for carried, given_out in zip(graph.flow[-1].outputs, values, strict=True):
+            for carried, given_out in zip(graph.flows[0].calls[-1].outputs, values, strict=True):
                 assert any(_describes(label, d, given_out) for d, label in enumerate(carried.labels))
     return passing
 
@@ -139,7 +139,7 @@ def test_halves_go_together_and_so_do_the_groups_of_a_shuffle() -> None:
 
 def test_a_flattened_channel_is_at_all_its_positions() -> None:
     classes, graph = moved((2, 3, 4), 1, lambda value: value.flatten(1))
-    assert torch.equal(graph.flow[-1].outputs[0].labels[1], classes.repeat_interleave(4))
+    assert torch.equal(graph.flows[0].calls[-1].outputs[0].labels[1], classes.repeat_interleave(4))
 
 
 def test_merging_two_dimensions_of_channels_keeps_both() -> None:

@@ -246,7 +246,7 @@ def test_other_modes_are_looked_into(forward: Callable[[Any, Tensor], Tensor]) -
     assert together(graph, ("a.weight", 0), ("b.weight", 1))
     assert together(graph, ("b.weight", 0), ("c.weight", 1))
     assert why(graph, "a.weight") == why(graph, "b.weight") == FREE
-    assert not graph.directly_read
+    assert not graph.directly_read.by
     assert graph.reads.keys() == {"a", "b", "c"}
     assert len(set(graph.reads.values())) == 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -265,6 +266,15 @@ def test_the_block_order_has_bases_of_its_own() -> None:
 def test_what_cannot_be_is_said(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(pcn.ConfigError, match=said):
         pcn.PCNConfig(**wrong)
+
+
+def test_a_basis_that_nobody_knows_is_refused() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), torch.randn(40, 4)
+    stats = pcn.analyze(model, [x])
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=2, basis="response", skip_larger=False))
+    unknown = replace(plan, layers={name: replace(layer, basis="mine") for name, layer in plan.layers.items()})
+    with pytest.raises(pcn.PlanError, match=r"'0' has the basis 'mine' in the plan.*give one of pca, response"):
+        unknown.apply_(model, stats)
 
 
 @pytest.mark.parametrize("basis", BASES)

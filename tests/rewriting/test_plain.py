@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from pathlib import Path
 
@@ -121,15 +122,23 @@ def test_what_cannot_be_converted_is_refused() -> None:
         to_plain(model, form="sparse")
 
 
-def test_a_model_that_torch_does_not_copy_is_refused_with_the_way_out() -> None:
+def test_a_weight_that_is_computed_from_others_still_is() -> None:
     model = nn.Sequential(PCLinear(6, 4, 2), nn.Linear(4, 4))
     prune.l1_unstructured(model[1], "weight", 0.5)
     x = torch.randn(3, 6)
     expected = model(x)  # which leaves the pruned weight with a history
-    with pytest.raises(PlanError, match=r"the weight of '1' is computed .* as torch\.nn\.utils\.prune\.remove"):
+    plain = to_plain(model)
+    assert distance(plain(x), expected) < 1e-6
+    plain(x).sum().backward()
+    assert plain[1].weight_orig.grad.any()
+    assert model[1].weight_orig.grad is None
+
+
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    model = nn.Sequential(PCLinear(6, 4, 2))
+    model.lock = threading.Lock()
+    with pytest.raises(PlanError, match=r"cannot be copied: TypeError: cannot pickle .*lock.* outside the model"):
         to_plain(model)
-    prune.remove(model[1], "weight")
-    assert distance(to_plain(model)(x), expected) < 1e-6
 
 
 @pytest.mark.parametrize("form", FORMS)

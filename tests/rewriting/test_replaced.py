@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
+import pytest
 import torch
 from torch import Tensor, nn
 
 import pcn
+from pcn.nn import PCLinear
 
 CONFIG = pcn.PCNConfig(rank=3, layers={"0": pcn.LayerRule(rank=3, keep_outputs=4)}, skip_larger=False)
 
@@ -19,23 +23,51 @@ def switch(model: nn.Module) -> None:
     pcn.Switch(model, None, CONFIG).now([torch.randn(40, 5)])
 
 
-def test_tensor_hooks_move_along_and_their_handles_still_remove_them() -> None:
+def test_hooks_on_gradients_that_keep_their_shape_move_along_and_their_handles_still_remove_them() -> None:
     model, seen = network(), []
 
     def halve(gradient: Tensor) -> Tensor:
         seen.append(gradient.shape)
         return gradient / 2
 
-    handle = model[3].weight.register_hook(halve)
+    handle = model[3].bias.register_hook(halve)
     switch(model)
     runs = []
     for _ in range(2):
         model.zero_grad()
         model(torch.ones(1, 5)).sum().backward()
-        runs.append(model[3].weight.grad.clone())
+        runs.append(model[3].bias.grad.clone())
         handle.remove()
-    assert seen == [(6, 3)]
+    assert type(model[3]) is PCLinear
+    assert seen == [(6,)]
     torch.testing.assert_close(2 * runs[0], runs[1])
+
+
+def test_a_weight_whose_gradient_goes_through_a_hook_stays_as_it_is() -> None:
+    model, mask = network(), (torch.rand(6, 6) > 0.5).float()
+    model[3].weight.register_hook(lambda gradient: gradient * mask)
+    plan = pcn.compress_(model, [torch.randn(40, 5)], pcn.PCNConfig(rank=3, keep_outputs=0.5, skip_larger=False))
+    assert plan.layers["3"].reason == "its weight has a hook on its gradient, which knows it as it is"
+    assert "a hook on the gradient of '3.weight' knows its size" in str(plan.layers["0"].output_reason)
+    model(torch.ones(1, 5)).sum().backward()
+    assert not model[3].weight.grad[mask == 0].any()
+
+
+def test_a_hook_that_came_after_the_plan_is_not_given_another_shape() -> None:
+    model, x = network(), torch.randn(40, 5)
+    stats = pcn.analyze(model, [x])
+    plan = pcn.make_plan(model, stats, CONFIG)
+    handle = model[1].weight.register_hook(lambda gradient: gradient * torch.ones(6))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(pcn.PlanError, match=r"of shape \(6,\) has a hook on its gradient, and one of shape \(4,\)"):
+        plan.apply_(model, stats)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    handle.remove()
+    plan.apply_(model, stats)
+    handle = model[3].weight.register_hook(lambda gradient: gradient * torch.ones(6, 3))
+    with pytest.raises(pcn.PlanError, match="remove the hook"):
+        pcn.fold_(model)
+    assert type(model[3]) is PCLinear
 
 
 def test_hooks_after_accumulation_move_along() -> None:
@@ -62,7 +94,7 @@ def test_hooks_move_along_when_a_saved_plan_is_taken_up() -> None:
     model, seen = network(), []
     switch(model)
     again = network()
-    again[3].weight.register_hook(seen.append)
+    again[3].bias.register_hook(seen.append)
     pcn.get_plan(model).reshape_(again)
     again(torch.ones(1, 5)).sum().backward()
     assert len(seen) == 1

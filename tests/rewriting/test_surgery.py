@@ -15,9 +15,13 @@ from torch import Tensor, nn
 
 from pcn import LayerRule, PCNConfig, Plan, PlanError, Statistics, analyze, get_plan, make_plan
 from pcn.config import ORDERS
+from pcn.fusion import fuse_
+from pcn.fusion.norms import FusedNorm
 from pcn.nn import PCConv2d, PCLinear, PCModule
+from pcn.rewriting.bases import find_bases
 from pcn.rewriting.edit import Edit
-from pcn.rewriting.surgery import commit_
+from pcn.rewriting.fold import fold_
+from pcn.rewriting.surgery import commit_, try_plan
 from small import ConvNet, Mlp, Residual, all_tensors, conv_net, distance, images, record, vectors
 
 SMALL = PCNConfig(rank=0.25, exclude=["fc1"])
@@ -118,6 +122,40 @@ def test_a_forward_that_reads_a_weight_in_a_new_shape_is_put_back() -> None:
     with pytest.raises(PlanError, match="put back as it was"):
         plan.apply_(model, stats)
     assert record(model) == before
+
+
+def test_a_model_with_a_part_that_was_transformed_by_itself_is_refused() -> None:
+    model, x = nn.Sequential(Mlp(), nn.Linear(5, 5)), vectors()
+    plan = make_plan(model, None, PCNConfig(rank=2, skip_larger=False))
+    transform_(model[0], x, SMALL)
+    before = record(model)
+    rest, stats = prepared(model, x, PCNConfig(rank=2, skip_larger=False))
+    with pytest.raises(PlanError, match=r"the part '0' of this model has been transformed by itself.*pcn.fold_"):
+        rest.apply_(model, stats)
+    assert record(model) == before
+    fold_(model[0])
+    plan.apply_(model, analyze(model, [x]))
+    assert get_plan(model) is plan
+
+
+def test_a_change_that_fails_or_is_only_tried_leaves_the_model_fused() -> None:
+    model, x = conv_net().train(), images()
+    fuse_(model, x)
+    plan, stats = prepared(model, x, SMALL)
+    classes = [type(module) for module in model.modules()]
+    held = [dict(vars(module)) for module in model.modules()]
+    assert FusedNorm in classes[2].__mro__
+    try_plan(plan, model, find_bases(plan, stats, model), example=stats.example, optimizer=None, strict=False)
+    assert [type(module) for module in model.modules()] == classes
+    handle = model.fc2.register_forward_pre_hook(explode)
+    with pytest.raises(PlanError, match="not today"):
+        plan.apply_(model, stats)
+    handle.remove()
+    assert [type(module) for module in model.modules()] == classes
+    for module, before in zip(model.modules(), held, strict=True):
+        assert all(vars(module)[name] is before[name] for name in ("chain", "use") if name in before)
+    plan.apply_(model, stats)
+    assert not any(isinstance(module, FusedNorm) for module in model.modules())
 
 
 def test_an_interrupted_change_is_put_back() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -72,6 +73,17 @@ class FailsInTraining(Base):
         return super().forward(x)
 
 
+class Regularised(Base):
+    """Leaves a penalty for the training loop in an attribute."""
+
+    penalty: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.penalty = self.second.weight.sum(1).square().sum()
+        return super().forward(x)
+
+
 def batches() -> list[Tensor]:
     return [torch.randn(16, 6) for _ in range(4)]
 
@@ -80,7 +92,7 @@ def batches() -> list[Tensor]:
 def test_a_layer_whose_weight_is_used_elsewhere_stays_as_it_is(kind: type[Base]) -> None:
     torch.manual_seed(0)
     model = kind()
-    assert read_directly(model, Example.of(torch.randn(4, 6))) == {"second": kind.__name__}
+    assert read_directly(model, Example.of(torch.randn(4, 6))).by == {"second": kind.__name__}
     x = torch.randn(4, 6)
     before = model(x)
     plan = pcn.Switch(model, None, pcn.PCNConfig(rank=1.0, skip_larger=False)).now(batches())
@@ -91,13 +103,41 @@ def test_a_layer_whose_weight_is_used_elsewhere_stays_as_it_is(kind: type[Base])
 
 @pytest.mark.parametrize("kind", [Base, Looking, FailsInTraining])
 def test_a_look_is_no_use(kind: type[Base]) -> None:
-    assert read_directly(kind(), Example.of(torch.randn(4, 6))) == {}
+    assert read_directly(kind(), Example.of(torch.randn(4, 6))).by == {}
+
+
+def test_a_model_in_the_middle_of_its_training_is_looked_at_too() -> None:
+    model = Regularised().train()
+    (model(torch.randn(4, 6)).sum() + model.penalty).backward()  # it now holds a tensor with a history
+    assert read_directly(model, Example.of(torch.randn(4, 6))).by == {"second": "Regularised"}
+    assert model.penalty.grad_fn is not None
+
+
+def test_a_model_that_cannot_be_copied_is_transformed_and_the_plan_says_what_is_unknown() -> None:
+    model = WhenTrained()
+    model.lock = threading.Lock()
+    stats = pcn.analyze(model, batches())
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=1.0, keep_outputs=0.5, skip_larger=False))
+    assert (
+        "used elsewhere in train mode is unknown: the model cannot be copied: TypeError" in plan.layers["second"].note
+    )
+    assert "without it cannot be tried: the model cannot be copied" in plan.layers["first"].output_reason
+    assert "written into" not in plan.layers["first"].output_reason
+
+
+def test_whether_the_code_asks_for_its_mode_is_seen() -> None:
+    example = Example.of(torch.randn(4, 6))
+    plain = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.ReLU(), nn.Linear(8, 2))
+    assert read_directly(plain, example).alike
+    assert read_directly(Base(), example).alike
+    assert not read_directly(WhenTrained(), example).alike
+    assert not read_directly(FailsInTraining(), example).alike
 
 
 def test_layers_that_pytorch_runs_as_one_at_inference_are_called_in_training() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.Sequential(layer, nn.Linear(8, 2)).eval()
-    assert read_directly(model, Example.of(torch.randn(2, 5, 8))) == {}
+    assert read_directly(model, Example.of(torch.randn(2, 5, 8))).by == {}
 
 
 def test_looking_leaves_no_trace() -> None:
@@ -131,7 +171,7 @@ class Counting(Base):
 def test_a_model_that_changes_while_it_trains_does_not_change() -> None:
     model = Counting()
     python, numpy = random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
-    assert read_directly(model, Example.of(torch.randn(4, 6))) == {}
+    assert read_directly(model, Example.of(torch.randn(4, 6))).by == {}
     assert model.steps == 0
     assert not model.code.any()
     assert random.getstate() == python
@@ -158,16 +198,16 @@ class AboutIt(Base):
 
 def test_views_are_the_tensor_itself_and_questions_are_no_use() -> None:
     example = Example.of(torch.randn(4, 6))
-    assert read_directly(AsViews(), example) == {"second": "AsViews"}
+    assert read_directly(AsViews(), example).by == {"second": "AsViews"}
     model = AboutIt()
     model(torch.randn(4, 6)).sum().backward()
-    assert read_directly(model, example) == {}
+    assert read_directly(model, example).by == {}
 
 
 def test_a_layers_own_hooks_are_its_own() -> None:
     model, seen = Base(), list[Tensor]()
     model.second.register_forward_hook(lambda module, args, output: seen.append(module.weight.norm()))
-    assert read_directly(model, Example.of(torch.randn(4, 6))) == {}
+    assert read_directly(model, Example.of(torch.randn(4, 6))).by == {}
     assert len(seen) == 2
 
 

@@ -25,6 +25,8 @@ from torch import Tensor, nn
 import pcn
 from pcn import FileError, LayerRule, PCNConfig, PCNError, PlanError
 from pcn.saving.model_folder import PLAN_FILE, WEIGHTS_FILE, load_plan
+from pcn.saving.weight_files import load_weights_
+from pcn.saving.weights import tensors_to_save
 from pcn.whole_files import put_in_place
 from small import ConvNet, Mlp, all_tensors, conv_net, images, record, vectors
 
@@ -147,6 +149,36 @@ def test_tied_tensors_are_stored_once_and_stay_tied(device: str, tmp_path: Path)
     pcn.load(fresh, tmp_path / "small")
     assert fresh.output.weight is fresh.embedding.weight
     assert torch.equal(fresh(tokens), model(tokens))
+
+
+class TiedByData(nn.Module):
+    """Two parameters in the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.hidden = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 30)
+        self.second.weight.data = self.first.weight.data
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.hidden(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_layers_that_share_memory_are_left_alone_and_stay_tied(device: str, tmp_path: Path) -> None:
+    model, x = TiedByData(), torch.randn(40, 12)
+    plan = pcn.compress_(model, [x], PCNConfig(rank=3, keep_outputs=0.5, skip_larger=False))
+    assert plan.layers["first"].reason == "its weight is shared by 'first' and 'second'"
+    assert [layer.name for layer in plan.transformed] == ["hidden"]
+    assert not plan.slices
+    pcn.save(model, tmp_path / "small")
+    with torch.device(device):
+        fresh = TiedByData()
+    pcn.load(fresh, tmp_path / "small")
+    assert fresh.second.weight.data_ptr() == fresh.first.weight.data_ptr()
+    assert torch.equal(fresh(x), model(x))
+    save_file(tensors_to_save(model := TiedByData()), tmp_path / "plain.safetensors")
+    load_weights_(fresh := TiedByData(), tmp_path / "plain.safetensors")
+    assert torch.equal(fresh(x), model(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

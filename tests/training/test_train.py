@@ -564,3 +564,11 @@ def test_a_model_that_looks_at_memory_trains_in_the_usual_layout() -> None:
     assert [each.filename for each in told] == [__file__]
     assert result is not None
     assert result["switch_epoch"] == 1
+
+
+def test_the_rate_can_change_with_the_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--switch-at", "1", "--rank", "0.25", "--epochs", "3", "--learning-rate", "0.01")
+    train(capsys, tmp_path / "run", *flags, "--switch-rate", "4")
+    assert [each["learning_rate"] for each in metrics(tmp_path / "run", "epoch")] == [0.01, 0.04, 0.04]
+    assert main([*SMALL, *flags, "--switch-rate", "0", "--out", str(tmp_path / "none")]) != 0
+    assert "switch_rate=0.0: give a number above 0" in capsys.readouterr().err

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import fx, nn
 from torch.autograd.function import Function
 from torch.utils import checkpoint
 
-from pcn.graph.trace import capture, quiet
-from pcn.running.example import AsModule, Example
-from pcn.running.untouched import same_modes
+from pcn.errors import TraceError
+from pcn.graph.trace import capture
+from pcn.running.example import Example
 
 
 def graphs(model: nn.Module, example: Example) -> tuple[list[fx.Graph], str | None]:
@@ -22,19 +21,11 @@ def graphs(model: nn.Module, example: Example) -> tuple[list[fx.Graph], str | No
     with _noting(reasons):
         found = [capture(model, example).graph]
         try:
-            found.append(_in_training(model, example))
-        except Exception as error:
-            reasons.append(f"its training cannot be captured: {type(error).__name__}: {error}".splitlines()[0])
+            found.append(capture(model, example, training=True).graph)
+        except TraceError as error:
+            cause = error.__cause__
+            reasons.append(f"its training cannot be captured: {type(cause).__name__}: {cause}".splitlines()[0])
     return found, reasons[0] if reasons else None
-
-
-def _in_training(model: nn.Module, example: Example) -> fx.Graph:
-    """Capture with gradients: code may ask whether there are any."""
-    with same_modes(model), quiet(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
-        model.train()
-        program = torch.export.export(AsModule(model, example), (example.inputs,), strict=False)
-    graph: fx.Graph = program.graph
-    return graph
 
 
 @contextmanager

@@ -8,7 +8,8 @@ show that nobody but fused modules reads it, and no hook looks; everybody else i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,14 +89,17 @@ def attach_(model: nn.Module, search: Search, forms: Mapping[str, Form]) -> None
         _become(model.get_submodule(name), STEMS).use = Use(norm=reading[name])
 
 
-def unfuse_(model: nn.Module) -> None:
-    """Give every module its own class back."""
-    for module in unwrap(model).modules():
-        if isinstance(module, FusedNorm | FusedLayer | HandingConv2d):
-            module.__dict__.pop("chain", None)
-            module.__dict__.pop("use", None)
-            stock: Any = next(stock for stock, fused in {**NORMS, **LAYERS, **STEMS}.items() if fused is type(module))
-            module.__class__ = stock
+def unfuse_(model: nn.Module) -> Callable[[], None]:
+    """Give every module its own class back; return how to undo that."""
+    stock: dict[type, Any] = {fused: stock for stock, fused in {**NORMS, **LAYERS, **STEMS}.items()}
+    with ExitStack() as undo:
+        for module in unwrap(model).modules():
+            if isinstance(module, FusedNorm | FusedLayer | HandingConv2d):
+                for name in {"chain", "use"} & vars(module).keys():
+                    undo.callback(setattr, module, name, vars(module).pop(name))
+                undo.callback(setattr, module, "__class__", type(module))
+                module.__class__ = stock[type(module)]
+        return undo.pop_all().close
 
 
 def _become(module: nn.Module, classes: Mapping[type[nn.Module], type[nn.Module]]) -> Any:

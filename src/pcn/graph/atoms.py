@@ -40,6 +40,7 @@ class Atoms:
 
     def __init__(self, count: int = 0) -> None:
         self.count = count
+        self.when = ""  # said behind every reason from then on
         self._edges: list[tuple[Tensor, Tensor]] = []
         self._pins: list[tuple[Tensor, str]] = []
 
@@ -55,7 +56,7 @@ class Atoms:
     def pin(self, label: Label, reason: str) -> None:
         """Say that these atoms must stay, and why."""
         if label is not None:
-            self._pins.append((label.reshape(-1), reason))
+            self._pins.append((label.reshape(-1), f"{reason}{self.when}"))
 
     def pin_all(self, value: Carried, reason: str) -> None:
         for label in value.labels:

@@ -7,18 +7,32 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pcn.errors import ConfigError
+from pcn.errors import ConfigError, TraceError
 from pcn.graph.atoms import Atoms
 from pcn.graph.trace import capture
 from pcn.graph.walk import Passed, Walk
-from pcn.layers import unwrap
+from pcn.layers import lies_at, unwrap
 from pcn.running.example import Example
-from pcn.running.reads import read_directly
+from pcn.running.reads import Reads, read_directly
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What a model does in one mode: call by call, in order, which channels come out."""
+
+    calls: tuple[Passed, ...]
+    constants: tuple[Tensor, ...]  # tensors that the model's code makes out of numbers
+    training: bool = False
+
+    @classmethod
+    def of(cls, walk: Walk, classes: Tensor, training: bool) -> Flow:
+        calls = (replace(call, outputs=tuple(value.mapped(classes) for value in call.outputs)) for call in walk.flow)
+        return cls(tuple(calls), tuple(walk.constants), training)
 
 
 @dataclass(frozen=True)
 class ChannelGraph:
-    """The coupling of a model's channels.
+    """The coupling of a model's channels, at inference and in training.
 
     ``tensors`` gives, for every parameter and buffer, the channel class of each index along each dimension: what
     shares a class is kept or dropped together. ``pinned`` says why a class must stay.
@@ -27,13 +41,13 @@ class ChannelGraph:
     tensors: dict[str, tuple[Tensor, ...]]
     pinned: dict[int, str]
     class_count: int
-    flow: tuple[Passed, ...] = ()  # call by call, in order, which channels come out
-    constants: tuple[Tensor, ...] = ()  # tensors that the model's code makes out of numbers
+    flows: tuple[Flow, ...] = ()  # at inference and, where the model's code may do something else there, in training
+    untraced: str | None = None  # why what it does in training could not be followed
     reads: dict[str, tuple[str, ...]] = field(default_factory=dict)  # layer -> the activations that it is called on
     # Layer -> positions of its input and output in all samples; calls on what depends on no sample are not counted.
     positions: dict[str, tuple[int, int]] = field(default_factory=dict)
     norm_after: dict[str, str] = field(default_factory=dict)  # layer -> the batch norm that alone reads its output
-    directly_read: dict[str, str] = field(default_factory=dict)  # layer -> who uses its weight without calling it
+    directly_read: Reads = field(default_factory=Reads)  # who uses a layer's weight without calling it
 
 
 def check_graph(graph: object) -> None:
@@ -50,21 +64,53 @@ def trace(model: nn.Module, example: Any) -> ChannelGraph:
     model = unwrap(model)
     example = Example.for_model(model, example)
     atoms = Atoms()
+    held: dict[str, tuple[Tensor, ...]] = {}
+    stays = _staying(model)
 
-    def fresh(name: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-        return tuple(atoms.fresh(size) for size in shape)
+    def labels_of(name: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        if name not in held:
+            held[name] = tuple(atoms.fresh(size) for size in shape)
+            for label in held[name]:
+                if name in stays:
+                    atoms.pin(label, stays[name])
+        return held[name]
 
-    walk = Walk(model, atoms, fresh)
+    walk = Walk(model, atoms, labels_of)
     walk.run(capture(model, example))
+    seen = read_directly(model, example)
+    walks, untraced = {False: walk}, None
+    if not seen.alike:
+        atoms.when = " in train mode"
+        try:
+            program = capture(model, example, training=True)
+            walks[True] = Walk(model, atoms, labels_of)
+            walks[True].run(program)
+        except TraceError as error:
+            untraced = str(error.__cause__).strip().partition("\n")[0]
     classes = atoms.classes()
+    read = {name: who for each in reversed(walks.values()) for name, who in each.directly_read.items()}
     return ChannelGraph(
-        {name: tuple(classes[label] for label in labels) for name, labels in walk.tensors.items()},
+        {name: tuple(classes[label] for label in labels) for name, labels in held.items()},
         atoms.pinned(classes),
         atoms.count,
-        tuple(replace(passed, outputs=tuple(v.mapped(classes) for v in passed.outputs)) for passed in walk.flow),
-        tuple(walk.constants),
+        tuple(Flow.of(each, classes, training) for training, each in walks.items()),
+        untraced,
         walk.reads,
         {layer: found for layer, found in walk.positions.items() if layer not in walk.uncounted},
         walk.norms_of_one(),
-        read_directly(model, example) | walk.directly_read,
+        replace(seen, by=seen.by | read),
     )
+
+
+def _staying(model: nn.Module) -> dict[str, str]:
+    """Say which tensors cannot lose entries, and why: what knows their size, no graph shows."""
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    first: dict[int, str] = {}
+    reasons: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        other = first.setdefault(lies_at(tensor), name)
+        if tensor is not tensors[other]:
+            reasons[name] = reasons[other] = f"{other!r} and {name!r} are two tensors in one piece of memory"
+        if tensor._backward_hooks:
+            reasons[name] = f"a hook on the gradient of {name!r} knows its size"
+    return reasons

@@ -43,6 +43,12 @@ def look(atoms: Atoms, call: Call) -> Output:
     return Carried.fixed(call.shape)
 
 
+@rule(*operators("new_empty new_ones new_zeros"))
+def made(atoms: Atoms, call: Call) -> Output:
+    """A tensor of its own sizes, with the dtype and device of another, whose channels it does not touch."""
+    return Carried.fixed(call.shape)
+
+
 @rule(*BROADCAST)
 def broadcast(atoms: Atoms, call: Call) -> Carried:
     return join(atoms, call, list(call.tensors()), call.shape)

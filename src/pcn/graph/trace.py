@@ -7,7 +7,7 @@ import logging
 import operator
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -15,15 +15,32 @@ from torch import Tensor, fx, nn
 
 from pcn.errors import TraceError
 from pcn.graph.rules import Call
+from pcn.running.copying import copied_around
 from pcn.running.example import AsModule, Example
+from pcn.running.modes import train_code_
+from pcn.running.seeded import same_numbers
 from pcn.running.untouched import same_modes
 
 
-def capture(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
-    """Export the model as it runs at inference; raise :class:`TraceError` with the tracer's own words if it fails."""
+def capture(model: nn.Module, example: Example, *, training: bool = False) -> torch.export.ExportedProgram:
+    """Export the model as it runs at inference; raise :class:`TraceError` with the tracer's own words if it fails.
+
+    With ``training`` its code runs as it does there (:func:`pcn.running.modes.train_code_`), with gradients, for which
+    it may ask too. That is seen on a copy, as models may change themselves while they train, and always with the same
+    random numbers, so that two captures can be compared.
+    """
     try:
-        with same_modes(model), quiet(), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            model.eval()
+        with ExitStack() as stack:
+            for context in (same_modes(model), quiet(), torch.compiler.set_stance("force_eager")):
+                stack.enter_context(context)
+            if training:
+                stack.enter_context(same_numbers())
+                stack.enter_context(torch.enable_grad())
+                model = copied_around(model)
+                train_code_(model)
+            else:
+                stack.enter_context(torch.no_grad())
+                model.eval()
             return torch.export.export(AsModule(model, example), (example.inputs,), strict=False)
     except Exception as error:
         words = next(iter(str(error).strip().splitlines()), "no message")

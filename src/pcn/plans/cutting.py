@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from pcn.errors import PCNError, TraceError
+from pcn.errors import PCNError, PlanError, TraceError
 from pcn.graph import ChannelGraph, check_couplings
 from pcn.layers import LAYER_TYPES
 from pcn.plans.layer_plan import LayerPlan
@@ -20,7 +20,10 @@ from pcn.running.example import Example
 def without_classes(plan: Plan, graph: ChannelGraph, dropped: Tensor, reasons: Mapping[str, str]) -> Plan:
     """Return the plan with some channel classes dropped from every tensor that has them."""
     slices = _slices(graph, dropped)
-    return replace(plan, slices=slices, layers=_with_slices(plan, slices, reasons), usage=None, forms={})
+    layers = _with_slices(plan, slices, reasons)
+    if graph.untraced is not None:
+        layers = {name: _with_untraced(layer, graph.untraced) for name, layer in layers.items()}
+    return replace(plan, slices=slices, layers=layers, usage=None, forms={})
 
 
 def _slices(graph: ChannelGraph, dropped: Tensor) -> Slices:
@@ -59,14 +62,26 @@ def _settle(layer: LayerPlan, output_reason: str | None) -> LayerPlan:
     return replace(layer, output_reason=output_reason)
 
 
+def _with_untraced(layer: LayerPlan, why: str) -> LayerPlan:
+    """Say of a layer that loses outputs that nobody could see whether the model needs them while it trains."""
+    if layer.kept_outputs == layer.out_features:
+        return layer
+    untraced = f"whether all of its outputs are needed in train mode is unknown, as that cannot be traced: {why}"
+    return replace(layer, note="; ".join(filter(None, (layer.note, untraced))))
+
+
 def cut_failure(model: nn.Module, example: Example, graph: ChannelGraph, dropped: Tensor) -> str | None:
-    """Trace a copy without the dropped channels; return what goes wrong, or None."""
+    """Trace a copy without the dropped channels; return why they must stay, or None."""
     try:
-        check_couplings(skeleton(model, _slices(graph, dropped)), example, graph, dropped)
+        bare = skeleton(model, _slices(graph, dropped))
+    except PlanError as error:
+        return f"whether the model runs without it cannot be tried: {error}"
+    try:
+        check_couplings(bare, example, graph, dropped)
     except TraceError as error:
-        return str(error.__cause__).strip().partition("\n")[0]
+        return _written(str(error.__cause__).strip().partition("\n")[0])
     except PCNError as error:
-        return str(error)
+        return _written(str(error))
     return None
 
 
@@ -80,15 +95,15 @@ def hard_coded(
 ) -> dict[int, str]:
     """Find the sets of channels that the model's code does not let go, by dropping one connected set at a time.
 
-    ``components`` are masks of those that lose some; ``together`` is what goes wrong when all do.
+    ``components`` are masks of those that lose some; ``together`` is why not all of them can.
     """
     blocked: dict[int, str] = {}
     for component in components:
         why = cut_failure(model, example, graph, component & dropped) if len(components) > 1 else together
         if why is not None:
-            blocked |= dict.fromkeys(component.nonzero().flatten().tolist(), _written(why))
+            blocked |= dict.fromkeys(component.nonzero().flatten().tolist(), why)
     # Sets that can go one by one but not together all stay.
-    return blocked or dict.fromkeys(torch.stack(components).any(0).nonzero().flatten().tolist(), _written(together))
+    return blocked or dict.fromkeys(torch.stack(components).any(0).nonzero().flatten().tolist(), together)
 
 
 def _written(why: str) -> str:

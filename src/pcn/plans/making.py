@@ -20,7 +20,7 @@ from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan, check_untransformed
 from pcn.plans.ranks import rank_layers
 from pcn.running.example import Batches, Example
-from pcn.running.reads import read_directly
+from pcn.running.reads import Reads, read_directly
 from pcn.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ def make_plan(
             graph = trace(model, example)
         except TraceError as error:
             tracing_error = str(error)
-    layers, left_alone = rank_layers(found, stats, config, _read(model, graph, example))
+    reads = _read(model, graph, example)
+    layers, left_alone = rank_layers(found, stats, config, reads.by)
+    layers = _with_unseen(layers, reads)
     requests = _requests(config, layers)
     if requests and (graph is None or example is None):
         why = tracing_error or UNCALLED
@@ -87,11 +89,22 @@ def make_plan(
     return plan
 
 
-def _read(model: nn.Module, graph: ChannelGraph | None, example: Example | None) -> dict[str, str]:
+def _read(model: nn.Module, graph: ChannelGraph | None, example: Example | None) -> Reads:
     """The layers whose weights somebody uses without calling them; without a graph the running model tells."""
     if graph is not None:
         return graph.directly_read
-    return {} if example is None else read_directly(model, example)
+    return Reads() if example is None else read_directly(model, example)
+
+
+def _with_unseen(layers: dict[str, LayerPlan], reads: Reads) -> dict[str, LayerPlan]:
+    """Say of layers that change where nobody could look whether their weights are used elsewhere in train mode."""
+    if reads.unseen is None:
+        return layers
+    unseen = f"whether its weight is used elsewhere in train mode is unknown: {reads.unseen}"
+    return {
+        name: layer if layer.rank is None else replace(layer, note="; ".join(filter(None, (layer.note, unseen))))
+        for name, layer in layers.items()
+    }
 
 
 def _requests(config: PCNConfig, layers: Mapping[str, LayerPlan]) -> list[Request]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pcn.errors import PlanError
 from pcn.plans.plan import Slices
+from pcn.running.copying import copied
 
 
 def skeleton(model: nn.Module, slices: Slices, device: torch.device | None = None) -> nn.Module:
@@ -23,13 +22,10 @@ def skeleton(model: nn.Module, slices: Slices, device: torch.device | None = Non
             memo[id(tensor)] = _empty(tensor, sizes.get(name, {}), device)
         if name in sizes:
             touched.add(name.rpartition(".")[0])
-    try:
-        copied = copy.deepcopy(model, memo)
-    except Exception as error:
-        raise PlanError(f"the model cannot be copied to check the plan: {error}") from error
+    bare = copied(model, memo)
     for owner in touched:
-        sync_sizes_(copied.get_submodule(owner))
-    return copied
+        sync_sizes_(bare.get_submodule(owner))
+    return bare
 
 
 def _empty(tensor: Tensor, sizes: dict[int, int], device: torch.device | None) -> Tensor:

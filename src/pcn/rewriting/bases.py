@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
+from pcn.config import BasisKind
+from pcn.errors import PlanError
 from pcn.layers import LAYER_TYPES, by_group, canonical_weight, unwrap
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
@@ -99,7 +102,12 @@ def _gram(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Tensor:
     """How much errors in what a layer reads matter: to the loss, or to the layer's own output."""
     if layer.basis == "balanced":
         return stats.gradient_moments(layer.name)
-    return directions.response_gram(by_group(_weight(layer, model).double(), layer.groups))
+    if layer.basis == "response":
+        return directions.response_gram(by_group(_weight(layer, model).double(), layer.groups))
+    raise PlanError(
+        f"{layer.name!r} has the basis {layer.basis!r} in the plan, of which nobody knows the directions: give one of "
+        f"{', '.join(get_args(BasisKind))}"
+    )
 
 
 def _weight(layer: LayerPlan, model: nn.Module) -> Tensor:

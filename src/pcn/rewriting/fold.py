@@ -16,7 +16,7 @@ from pcn.plans.plan import get_plan
 from pcn.rewriting.folding import folding
 from pcn.rewriting.optimizer import follow_
 from pcn.rewriting.optimizer_checks import check_holds, check_optimizers
-from pcn.rewriting.replaced import hand_over_
+from pcn.rewriting.replaced import check_hooks, hand_over_
 from pcn.rewriting.surgery import commit_
 from pcn.running.optimizers import Optimizers, as_optimizers
 from pcn.running.refusals import check_changeable
@@ -44,6 +44,7 @@ def fold_(model: nn.Module, *, optimizer: Optimizers = None) -> list[str]:
     if plan is None:
         raise PlanError(f"this model carries no plan: {_instead(base)}")
     edit, kept_bias = folding(plan, base)
+    check_hooks(edit.replaced)
     check_optimizers(optimizers, edit.replaced, strict=False, carried=CARRIED)
     check_holds(optimizers, edit.replaced, base, strict=False)
     with ExitStack() as undo:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from typing import Any, Literal
 
@@ -11,11 +10,12 @@ from torch import Tensor, nn
 
 from pcn.errors import ConfigError, PlanError
 from pcn.fusion import unfuse_
-from pcn.layers import computed_tensor, unwrap
+from pcn.layers import unwrap
 from pcn.maths.transform import dense_form, factored_form
 from pcn.nn import PCModule, hand_on_, inherit_
 from pcn.nn.build import uninitialised
 from pcn.plans.plan import set_plan_
+from pcn.running.copying import copied
 
 Form = Literal["factored", "dense"]
 
@@ -33,7 +33,7 @@ def to_plain(model: nn.Module, form: Form = "factored") -> nn.Module:
     """
     if form not in ("factored", "dense"):
         raise ConfigError(f"form={form!r}: choose 'factored' or 'dense'")
-    model = _copied(unwrap(model))
+    model = copied(unwrap(model))
     unfuse_(model)  # what was fused speaks of layers that go
     made: dict[int, nn.Module] = {}  # a layer under two names stays one layer
 
@@ -51,24 +51,6 @@ def to_plain(model: nn.Module, form: Form = "factored") -> nn.Module:
             if child is not None:
                 parent._modules[name] = plain(child, repr(f"{prefix}.{name}" if prefix else name))
     return plain(model, "the model")
-
-
-def _copied(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except (RuntimeError, TypeError) as error:
-        layers = [name for name, module in model.named_modules() if computed_tensor(module) is not None]
-        raise PlanError(f"the model cannot be copied: {_uncopied(layers) or error}") from error
-
-
-def _uncopied(layers: list[str]) -> str:
-    """What to do about layers whose tensors torch does not copy, as they are computed from others."""
-    if not layers:
-        return ""
-    return (
-        f"the weight of {', '.join(map(repr, layers[:3]))} is computed from other tensors (pruning, weight or spectral "
-        "norm); make it a parameter first, as torch.nn.utils.prune.remove and torch.nn.utils.remove_weight_norm do"
-    )
 
 
 def dense_layer(layer: PCModule) -> nn.Module:

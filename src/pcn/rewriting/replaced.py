@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pcn.errors import PlanError
 from pcn.maths.moments import project_first_moment, project_second_moment, unproject_first_moment
 from pcn.maths.products import project_outputs
 from pcn.nn import PCModule
@@ -80,6 +81,21 @@ def carry_unprojected(layer: PCModule, place: Callable[[Tensor], Tensor]) -> Car
         return place(unproject_first_moment(value, bias_value, *tensors))
 
     return carry
+
+
+def check_hooks(replaced: Iterable[Replaced]) -> None:
+    """Raise where a hook on a gradient would be given one of another shape than that of its parameter.
+
+    Plans leave such layers and channels as they are, but hooks may come later. Hooks on what keeps its shape go along,
+    and so do those after accumulation, such as frameworks register: they are given the parameter itself.
+    """
+    for change in replaced:
+        if change.old._backward_hooks and change.old.shape != change.new.shape:
+            raise PlanError(
+                f"a parameter of shape {tuple(change.old.shape)} has a hook on its gradient, and one of shape "
+                f"{tuple(change.new.shape)} would take its place: remove the hook, and register one for the new "
+                "parameter afterwards"
+            )
 
 
 @torch.inference_mode(False)  # what is made in inference mode could not be added to

@@ -14,14 +14,14 @@ from pcn.errors import ConfigError, PlanError
 from pcn.fusion import unfuse_
 from pcn.layers import unwrap
 from pcn.nn import hand_on_
-from pcn.plans.plan import Plan, get_plan, set_plan_
+from pcn.plans.plan import Plan, check_untransformed, get_plan, set_plan_
 from pcn.plans.skeleton import sync_sizes_
 from pcn.rewriting.bases import Bases
 from pcn.rewriting.early_state import loaded_early
 from pcn.rewriting.edit import Edit, Swap, reshaping, transforming
 from pcn.rewriting.optimizer import follow_
 from pcn.rewriting.optimizer_checks import check_holds, check_optimizers
-from pcn.rewriting.replaced import hand_over_
+from pcn.rewriting.replaced import check_hooks, hand_over_
 from pcn.running.example import Example
 from pcn.running.optimizers import Optimizers, as_optimizers
 from pcn.running.reads import UsesOf, places
@@ -48,9 +48,12 @@ def apply_plan_(
     """
     check_changeable(model, optimizer)
     base, optimizers = unwrap(model), as_optimizers(optimizer)
+    _check_parts(base)
     copies = [base] if ema is None else [base, averaged(ema, base)]
     with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode could not be trained
         edits = _each(copies, lambda module: transforming(plan, module, bases))
+    for edit in edits:
+        check_hooks(edit.replaced)
     check_optimizers(optimizers, edits[0].replaced, strict=strict, quiet=quiet)
     check_holds(optimizers, edits[0].replaced, base, strict=strict, quiet=quiet)
     with ExitStack() as undo:
@@ -136,6 +139,21 @@ def _each(copies: list[nn.Module], edit: Callable[[nn.Module], Edit]) -> list[Ed
     return edits
 
 
+def _check_parts(model: nn.Module) -> None:
+    """Raise where a part has been transformed by itself: two plans would share a model, and neither could be saved."""
+    for name, part in model.named_modules():
+        try:
+            check_untransformed(part)
+        except PlanError as error:
+            if not name:  # the plan's own fit says more
+                return
+            raise PlanError(
+                f"the part {name!r} of this model has been transformed by itself, so that no plan would describe the "
+                "whole: pcn.fold_ of that part brings its plain layers back, and one plan can then change all; or "
+                "transform the other parts by themselves too, and save each"
+            ) from error
+
+
 def averaged(ema: nn.Module, model: nn.Module) -> nn.Module:
     """The model inside an averaging wrapper (torch's AveragedModel and timm's both call it ``module``), or the copy."""
     inner = getattr(ema, "module", None)
@@ -164,8 +182,11 @@ def reshape_(
     """
     check_changeable(model, optimizer)
     base, optimizers = unwrap(model), as_optimizers(optimizer)
+    _check_parts(base)
     copies = [base] if ema is None else [base, averaged(ema, base)]
     edits = _each(copies, lambda module: reshaping(plan, module, empty=empty))
+    for edit in edits:
+        check_hooks(edit.replaced)
     check_holds(optimizers, edits[0].replaced, base, strict=strict)
     early = loaded_early(optimizers, edits[0].replaced, strict=strict)
     with ExitStack() as undo:
@@ -181,8 +202,8 @@ def reshape_(
 
 def commit_(model: nn.Module, edit: Edit, plan: Plan | None) -> Callable[[], None]:
     """Put new layers and tensors in, wherever the old ones are held; return how to undo it all."""
-    unfuse_(model)  # what was fused speaks of layers that go
     with ExitStack() as undo:
+        undo.callback(unfuse_(model))  # what was fused speaks of layers that go
         _swap_layers_(model, edit.swaps, undo)
         _swap_tensors_(model, edit.cut, undo)
         undo.callback(set_plan_, model, get_plan(model))

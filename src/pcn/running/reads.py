@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import copy
-import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from pcn.layers import transformable_layers
+from pcn.errors import PlanError
+from pcn.layers import lies_at, transformable_layers
+from pcn.running.copying import copied
 from pcn.running.example import Example
+from pcn.running.modes import ModeAsked
+from pcn.running.seeded import same_numbers
 from pcn.running.untouched import untouched
 
 # What asks a tensor for its shape, dtype or device alone: the tensor's place among the arguments.
@@ -24,26 +26,47 @@ LIKE = {Tensor.to: 1, Tensor.type_as: 1}
 ABOUT = {Tensor.grad.__get__, Tensor.requires_grad_}  # type: ignore[union-attr]
 
 
-def read_directly(model: nn.Module, example: Example) -> dict[str, str]:
-    """Find the layers with whose own tensors somebody else computes, each with who does: the first to do so.
+@dataclass(frozen=True)
+class Reads:
+    """What running a model in both modes shows.
+
+    ``by`` has the layers with whose own tensors somebody else computes, each with who does: the first to do so.
+    ``unseen`` says why the model did not run in train mode; ``alike``, that it did, and that its code did not ask for
+    the mode: it is then the same at inference.
+    """
+
+    by: dict[str, str] = field(default_factory=dict)
+    unseen: str | None = None
+    alike: bool = False
+
+
+def read_directly(model: nn.Module, example: Example) -> Reads:
+    """Find the layers with whose own tensors somebody else computes.
 
     The model runs on the example in eval mode, and a copy of it in train mode, in which models may change themselves;
     whatever they raise is for others to tell. One process of several does not look: where its model waits for the
     others, they would not come.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return {}
-    with _same_numbers():
-        found = _seen(model, example, training=False)
-        with suppress(Exception):  # not every model can be copied
-            found = _seen(copy.deepcopy(model), example, training=True) | found
-    return found
+        return Reads()
+    with same_numbers():
+        found, _ = _seen(model, example, training=False, during=nullcontext())
+        try:
+            double = copied(model)
+        except PlanError as error:
+            return Reads(found, unseen=str(error))
+        asked = ModeAsked(double)
+        trained, whole = _seen(double, example, training=True, during=asked)
+    return Reads(trained | found, alike=whole and not asked.happened)
 
 
-def _seen(model: nn.Module, example: Example, training: bool) -> dict[str, str]:
+def _seen(
+    model: nn.Module, example: Example, training: bool, during: AbstractContextManager[Any]
+) -> tuple[dict[str, str], bool]:
+    """Who reads whose tensors in one mode, and whether the model ran to its end."""
     layers = {name: layer for name, layer, why in transformable_layers(model) if why is None}
     names = {id(module): name for name, module in model.named_modules()}
-    owners = {_place(tensor): (name, layer) for name, layer in layers.items() for tensor in layer.parameters()}
+    owners = {lies_at(tensor): (name, layer) for name, layer in layers.items() for tensor in layer.parameters()}
     found: dict[str, str] = {}
     stack: list[nn.Module] = []  # modules whose calls have begun and not ended, the innermost last
 
@@ -56,9 +79,10 @@ def _seen(model: nn.Module, example: Example, training: bool) -> dict[str, str]:
     with untouched(model, "train" if training else "eval"), _noting_calls(model, stack), suppress(Exception):
         if training:
             model.train()
-        with UsesOf(owners, told):
+        with UsesOf(owners, told), during:
             example.call(model)
-    return found
+        return found, True
+    return found, False
 
 
 class UsesOf(TorchFunctionMode):
@@ -92,14 +116,7 @@ class UsesOf(TorchFunctionMode):
 def places(values: Iterable[Any]) -> set[int]:
     """Where the tensors among some values lie in memory: views of one tensor lie in the same place."""
     with torch._C.DisableTorchFunction():
-        return {_place(value) for value in values if isinstance(value, Tensor)}
-
-
-def _place(tensor: Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # of tensors that lie nowhere, sparse ones say
-        return id(tensor)
+        return {lies_at(value) for value in values if isinstance(value, Tensor)}
 
 
 @contextmanager
@@ -119,14 +136,3 @@ def _noting_calls(model: nn.Module, stack: list[nn.Module]) -> Iterator[None]:
                 hooks.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
                 hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         yield
-
-
-@contextmanager
-def _same_numbers() -> Iterator[None]:
-    """Give Python's and NumPy's random numbers back their state: some models draw from them while they train."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - it is what models use
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002

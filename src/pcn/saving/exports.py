@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import io
 import logging
@@ -23,6 +22,7 @@ from pcn.errors import ConfigError, FileError, PCNError
 from pcn.layers import unwrap
 from pcn.rewriting.fold import fold_
 from pcn.rewriting.plain import Form, to_plain
+from pcn.running.copying import copied
 from pcn.running.example import Example
 from pcn.saving.weights import tensors_to_save
 from pcn.whole_files import write_whole, written_whole
@@ -100,7 +100,7 @@ def export_state(model: nn.Module, example: Example | None, path: Path, form: Fo
 
 def export_folded(model: nn.Module, example: Example | None, path: Path) -> Exported:
     """Write the state dict of the original architecture as safetensors."""
-    folded = copy.deepcopy(unwrap(model)).eval()
+    folded = copied(unwrap(model)).eval()
     kept = fold_(folded)
     notes = [f"these have a bias that the original lacks: {', '.join(kept)}"] if kept else []
     return _write_state(model, folded, example, path, notes)

@@ -18,7 +18,7 @@ from pcn.nn import PCModule
 from pcn.plans.plan import Plan, get_plan
 from pcn.rewriting.edit import Edit
 from pcn.rewriting.surgery import commit_, reshape_
-from pcn.saving.weights import State, read_tensors, tensors_to_save
+from pcn.saving.weights import State, identity, read_tensors, tensors_to_save
 from pcn.whole_files import flush, put_in_place, written_whole
 
 PLAN_FILE = "plan.json"
@@ -131,13 +131,17 @@ def _refuse_other_files(target: Path) -> None:
 @torch.no_grad()
 def _fill_(model: nn.Module, state: State, tensors: State, plan: Plan) -> None:
     """Copy the values in; tensors without memory are replaced, wherever they are held."""
+    read = {identity(state[name]): tensor for name, tensor in tensors.items()}
+    new: dict[tuple[object, ...], Tensor] = {}  # one piece of memory for all tensors that share one
     made: dict[int, tuple[Tensor, Tensor]] = {}
-    for name, tensor in tensors.items():
-        own = state[name]
+    for name, own in state.items():
+        same = identity(own)
         if own.is_meta:
-            new = tensor.to(own.dtype, copy=True)  # a copy, as what was read is still tied to the file
-            made[id(own)] = (own, nn.Parameter(new, own.requires_grad) if isinstance(own, nn.Parameter) else new)
-        else:
-            own.copy_(tensor)
+            if same not in new:
+                new[same] = read[same].to(own.dtype, copy=True)  # a copy, as what was read is still tied to the file
+            value = new[same]
+            made[id(own)] = (own, nn.Parameter(value, own.requires_grad) if isinstance(own, nn.Parameter) else value)
+        elif name in tensors:
+            own.copy_(tensors[name])
     if made:
         commit_(model, Edit(cut=made), plan)

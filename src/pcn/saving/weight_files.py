@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pcn.errors import FileError
 from pcn.layers import layer_type, unwrap
 from pcn.saving.model_folder import PLAN_FILE, WEIGHTS_FILE, load
-from pcn.saving.weights import State
+from pcn.saving.weights import State, identity
 from pcn.warn import warn
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
@@ -89,8 +89,8 @@ def _wrapped(unknown: list[str]) -> str:
 
 
 def _check_fits(path: Path, tensors: State, own: State) -> None:
-    there = {id(own[name]) for name in tensors if name in own}  # files may hold a shared tensor once
-    missing = [name for name, tensor in own.items() if id(tensor) not in there]
+    there = {identity(own[name]) for name in tensors if name in own}  # files may hold a shared tensor once
+    missing = [name for name, tensor in own.items() if identity(tensor) not in there]
     unknown = [name for name in tensors if name not in own]
     if missing or unknown:
         parts = [_first(missing, "lacks {} tensors of the model"), _first(unknown, "has {} that the model lacks")]

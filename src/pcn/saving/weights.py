@@ -9,8 +9,21 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from pcn.errors import FileError, PlanError
+from pcn.layers import lies_at
 
 State = dict[str, Tensor]
+
+
+def identity(tensor: Tensor) -> tuple[object, ...]:
+    """What two tensors have in common that are one: tied layers hold one parameter, or two with the same ``data``.
+
+    >>> tensor = torch.ones(2, 2)
+    >>> identity(tensor) == identity(tensor.detach()) != identity(tensor.t())
+    True
+    """
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:  # states may hold anything
+        return (id(tensor),)
+    return lies_at(tensor), tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def tensors_to_save(model: nn.Module) -> State:
@@ -22,13 +35,12 @@ def tensors_to_save(model: nn.Module) -> State:
         if not isinstance(tensor, Tensor) or tensor.is_meta or tensor.layout != torch.strided:
             what = "has no values yet" if isinstance(tensor, Tensor) and tensor.is_meta else "is not a dense tensor"
             raise PlanError(f"{name!r} in the model's state {what}, so it cannot be saved without pickle")
-        identity = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
-        if tensor.numel() and identity in seen:
+        if identity(tensor) in seen:
             continue
         storage = tensor.untyped_storage().data_ptr()
         # safetensors takes no two tensors in one piece of memory.
         tensors[name] = tensor.clone().contiguous() if storage in storages else tensor.contiguous()
-        seen.add(identity)
+        seen.add(identity(tensor))
         storages.add(storage)
     return tensors
 
@@ -64,8 +76,8 @@ def _check_kind(path: Path, name: str, tensor: Tensor, expected: Tensor) -> None
 
 def _check_complete(path: Path, names: set[str], expected: State) -> None:
     """Every tensor must be there under one of its names: files hold a shared tensor once."""
-    there = {id(expected[name]) for name in names}
-    missing = [name for name, tensor in expected.items() if id(tensor) not in there]
+    there = {identity(expected[name]) for name in names}
+    missing = [name for name, tensor in expected.items() if identity(tensor) not in there]
     if missing:
         raise FileError(
             f"{path} lacks {len(missing)} tensors of the planned model, {missing[0]!r} among them; "

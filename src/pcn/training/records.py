@@ -9,7 +9,6 @@ from pcn.costs.count import Cost, count
 from pcn.training.evaluation import accuracies_percent, accuracy_percent
 from pcn.training.meter import training_bytes
 from pcn.training.offers import fade_steps_left
-from pcn.training.optimizers import learning_rate
 
 if TYPE_CHECKING:
     from pcn.training.trainer import Trainer
@@ -27,7 +26,7 @@ def epoch_record(run: Trainer, *, accuracy: float, loss: float, peak_memory_byte
     return {
         "loss": loss,
         "validation_accuracy": accuracy,
-        "learning_rate": learning_rate(run.settings, progress.epoch - 1 / run.steps_per_epoch),
+        "learning_rate": run.rate_after(progress.epoch * run.steps_per_epoch - 1),
         "train_seconds": progress.train_seconds,
         "energy_j": progress.energy_j,
         "memory_bytes": training_bytes(run.model, run.optimizer),

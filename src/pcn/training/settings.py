@@ -112,6 +112,7 @@ class Settings:
     switch_at: str = option("never", 'an epoch, "step 500", "accuracy slows", "subspaces settle" or "never"')
     # Not of the switch alone: recipes give it to parents and to their PCNs alike.
     carry_state: bool = option(True, "keep the optimizer's state at the switch")
+    switch_rate: float = switch_option(1.0, "multiplies the learning rate from the switch on")
     fade_epochs: float = switch_option(0.0, "have what the cut takes away fade over so many epochs first")
     recalibrate: bool = switch_option(False, "measure batch norm's statistics anew after the switch")
     measure_every: int = option(1, "epochs between looks at the effective dimensions, up to the switch; 0: never")
@@ -144,7 +145,7 @@ class Settings:
             )
         if self.measure_every < 0:
             raise ConfigError(f"measure_every={self.measure_every!r}: give a number of epochs, or 0 for never")
-        for name in ("learning_rate", "checkpoint_every"):
+        for name in ("learning_rate", "switch_rate", "checkpoint_every"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: give a number above 0")
         if len(self.betas) != 2 or max(self.betas) >= 1:

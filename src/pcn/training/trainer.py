@@ -132,6 +132,11 @@ class Trainer:
             return False  # a network that fades gives way to another, whose best is looked for anew
         return progress.epoch - progress.best_epoch >= patience
 
+    def rate_after(self, steps: int) -> float:
+        """The learning rate of the step that follows so many, of the network that there is now."""
+        rate = learning_rate(self.settings, steps / self.steps_per_epoch)
+        return rate * self.settings.switch_rate if self.switch is not None and self.switch.plan is not None else rate
+
     def _train_epoch(self) -> None:
         """Do what is left of an epoch."""
         progress = self.progress
@@ -139,7 +144,7 @@ class Trainer:
         peak_bytes(self.device)
         for inputs, labels in self._batches(start):
             step = self.step or self.set_up(inputs, labels)
-            set_learning_rate_(self.optimizer, learning_rate(self.settings, progress.step / self.steps_per_epoch))
+            set_learning_rate_(self.optimizer, self.rate_after(progress.step))
             step(inputs, labels)
             progress.step += 1
             self.stepped()
