@@ -200,3 +200,12 @@ def test_frozen_layers_are_not_counted_as_trained() -> None:
     assert str(stats).splitlines()[3].split()[3:] == ["0", "0"]  # of what it would save
     plan.apply_(model, stats)
     assert plan.trainable_after == count(model).trainable
+
+
+def test_parameters_that_lie_side_by_side_in_one_vector_are_not_tied() -> None:
+    model, x = Mlp(), vectors()
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    nn.utils.vector_to_parameters(vector, model.parameters())
+    plan = pcn.compress_(model, [x], pcn.PCNConfig(rank=4))
+    assert plan.transformed
+    assert all(isinstance(model.get_submodule(layer.name), PCLinear) for layer in plan.transformed)

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from pcn.errors import ConfigError
+from pcn.memory import Places
 
 
 @dataclass(frozen=True)
@@ -153,17 +154,14 @@ def _not_a_layer(module: nn.Module) -> str:
     return f"{type(module).__name__} is not a Linear, Conv1d, Conv2d or Conv3d"
 
 
-def _parameter_owners(model: nn.Module) -> dict[int, set[str]]:
-    owners: dict[int, set[str]] = {}
-    for name, module in model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(lies_at(parameter), set()).add(name)
-    return owners
+def _parameter_owners(model: nn.Module) -> Places[str]:
+    modules = model.named_modules()
+    return Places((parameter, name) for name, module in modules for parameter in module.parameters(recurse=False))
 
 
-def _shared(module: nn.Module, owners: dict[int, set[str]]) -> str | None:
+def _shared(module: nn.Module, owners: Places[str]) -> str | None:
     for name, parameter in module.named_parameters(recurse=False):
-        holders = sorted(owners[lies_at(parameter)])
+        holders = sorted(set(owners.over(parameter)))
         if len(holders) > 1:
             return f"its {name} is shared by {' and '.join(map(repr, holders))}"
     return None
@@ -232,19 +230,6 @@ def layout_of(tensor: Tensor) -> torch.memory_format:
     if channels_last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=channels_last):
         return torch.contiguous_format
     return channels_last
-
-
-def lies_at(tensor: Tensor) -> int:
-    """Which piece of memory a tensor lies in: that of its views too, and of a parameter given its ``data``.
-
-    >>> tensor = torch.ones(4)
-    >>> lies_at(tensor) == lies_at(tensor[2:]) != lies_at(tensor.clone())
-    True
-    """
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError, ValueError):  # of tensors that lie nowhere: sparse ones, lazy ones
-        return id(tensor)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

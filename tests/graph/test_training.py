@@ -205,6 +205,7 @@ def test_tracing_leaves_no_trace() -> None:
 def test_tensors_in_one_piece_of_memory_and_those_with_hooks_keep_their_sizes() -> None:
     model = network(lambda m, h: m.norm(h), norm=nn.BatchNorm1d(12))
     model.norm.weight.data = model.norm.bias.data
+    model.register_buffer("empty", torch.empty(0))
     graph = trace(model, torch.randn(VECTORS))
     assert why(graph, "a.weight") == {"'norm.weight' and 'norm.bias' are two tensors in one piece of memory"}
     model = network(lambda m, h: h)

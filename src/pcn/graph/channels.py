@@ -11,7 +11,8 @@ from pcn.errors import ConfigError, TraceError
 from pcn.graph.atoms import Atoms
 from pcn.graph.trace import capture
 from pcn.graph.walk import Passed, Walk
-from pcn.layers import lies_at, unwrap
+from pcn.layers import unwrap
+from pcn.memory import Places
 from pcn.running.example import Example
 from pcn.running.reads import Reads, read_directly
 
@@ -105,12 +106,13 @@ def trace(model: nn.Module, example: Any) -> ChannelGraph:
 def _staying(model: nn.Module) -> dict[str, str]:
     """Say which tensors cannot lose entries, and why: what knows their size, no graph shows."""
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    first: dict[int, str] = {}
+    places = Places((tensor, name) for name, tensor in tensors.items())
     reasons: dict[str, str] = {}
     for name, tensor in tensors.items():
-        other = first.setdefault(lies_at(tensor), name)
-        if tensor is not tensors[other]:
-            reasons[name] = reasons[other] = f"{other!r} and {name!r} are two tensors in one piece of memory"
+        holders = places.over(tensor)  # none of an empty one
+        other = next((each for each in holders if tensors[each] is not tensors[holders[0]]), None)
+        if other is not None:
+            reasons[name] = f"{holders[0]!r} and {other!r} are two tensors in one piece of memory"
         if tensor._backward_hooks:
             reasons[name] = f"a hook on the gradient of {name!r} knows its size"
     return reasons

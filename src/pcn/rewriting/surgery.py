@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pcn.errors import ConfigError, PlanError
 from pcn.fusion import unfuse_
 from pcn.layers import unwrap
+from pcn.memory import Places
 from pcn.nn import hand_on_
 from pcn.plans.plan import Plan, check_untransformed, get_plan, set_plan_
 from pcn.plans.skeleton import sync_sizes_
@@ -24,7 +25,7 @@ from pcn.rewriting.optimizer_checks import check_holds, check_optimizers
 from pcn.rewriting.replaced import check_hooks, hand_over_
 from pcn.running.example import Example
 from pcn.running.optimizers import Optimizers, as_optimizers
-from pcn.running.reads import UsesOf, places
+from pcn.running.reads import UsesOf
 from pcn.running.refusals import check_changeable
 from pcn.running.untouched import untouched
 
@@ -91,14 +92,15 @@ class _TriedError(Exception):
 def _check_runs(model: nn.Module, example: Example, replaced: dict[nn.Module, str]) -> None:
     """Run the changed model; an old layer or weight that is used all the same is held somewhere that we cannot see."""
     called: list[str] = []
-    owners = {place: name for old, name in replaced.items() for place in places(old.parameters(recurse=False))}
-    kept = places(model.parameters())  # a bias may be the new layer's too
+    kept = Places((tensor, None) for tensor in model.parameters())  # a bias may be the new layer's too
+    old_ones = ((tensor, name) for old, name in replaced.items() for tensor in old.parameters(recurse=False))
+    owners = Places((tensor, name) for tensor, name in old_ones if not kept.over(tensor))
     used: list[str] = []
     try:
         with untouched(model), ExitStack() as hooks:
             for old, name in replaced.items():
                 _watch_(old, partial(called.append, name), hooks)
-            hooks.enter_context(UsesOf(owners.keys() - kept, lambda place: used.append(owners[place])))
+            hooks.enter_context(UsesOf(owners, used.append))
             example.call(model)
     except Exception as error:
         raise PlanError(f"the transformed model does not run, so the model was put back as it was: {error}") from error

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from pcn.errors import PlanError
-from pcn.layers import lies_at, transformable_layers
+from pcn.layers import transformable_layers
+from pcn.memory import Places, span
 from pcn.running.copying import copied
 from pcn.running.example import Example
 from pcn.running.modes import ModeAsked
@@ -24,6 +25,7 @@ from pcn.running.untouched import untouched
 # What asks a tensor for its shape, dtype or device alone: the tensor's place among the arguments.
 LIKE = {Tensor.to: 1, Tensor.type_as: 1}
 ABOUT = {Tensor.grad.__get__, Tensor.requires_grad_}  # type: ignore[union-attr]
+Owner = TypeVar("Owner")
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,12 @@ def _seen(
     """Who reads whose tensors in one mode, and whether the model ran to its end."""
     layers = {name: layer for name, layer, why in transformable_layers(model) if why is None}
     names = {id(module): name for name, module in model.named_modules()}
-    owners = {lies_at(tensor): (name, layer) for name, layer in layers.items() for tensor in layer.parameters()}
+    owners = Places((tensor, (name, layer)) for name, layer in layers.items() for tensor in layer.parameters())
     found: dict[str, str] = {}
     stack: list[nn.Module] = []  # modules whose calls have begun and not ended, the innermost last
 
-    def told(place: int) -> None:
-        name, layer = owners[place]
+    def told(owner: tuple[str, nn.Module]) -> None:
+        name, layer = owner
         inside = stack[-1] if stack else model
         if inside is not layer:
             found.setdefault(name, names.get(id(inside)) or type(inside).__name__)
@@ -85,16 +87,16 @@ def _seen(
     return found, False
 
 
-class UsesOf(TorchFunctionMode):
-    """Tells of every operation on some tensors, or on views of them, that computes something out of their values.
+class UsesOf(TorchFunctionMode, Generic[Owner]):
+    """Tells whose tensors an operation computes with, or views of whose, and out of whose values.
 
-    They are known by where they lie (:func:`places`). What puts out no tensor, like a shape, only looks; what puts out
-    a view of them computes nothing yet.
+    They are known by where they lie. What puts out no tensor, like a shape, only looks; what puts out a view of them
+    computes nothing yet.
     """
 
-    def __init__(self, lying_at: Iterable[int], told: Callable[[int], None]) -> None:
+    def __init__(self, owners: Places[Owner], told: Callable[[Owner], None]) -> None:
         super().__init__()
-        self.lying_at, self.told = set(lying_at), told
+        self.owners, self.told = owners, told
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -104,19 +106,17 @@ class UsesOf(TorchFunctionMode):
         if func in ABOUT or name.startswith("new_") or name.endswith("_like"):
             return result
         computed = [arg for place, arg in enumerate(args) if LIKE.get(func) != place]
-        used = places(tree_leaves((computed, kwargs or {}))) & self.lying_at
-        made = places(tree_leaves(result))
+        used = [(owner, each) for each in _tensors((computed, kwargs)) for owner in self.owners.over(each)]
+        pieces, made = ({span(each)[0] for each in some} for some in ((each for _, each in used), _tensors(result)))
         writes = name.endswith("_") and not name.endswith("__")
-        if used and made and (writes or made - used):
-            for place in used:
-                self.told(place)
+        if made and (writes or made - pieces):
+            for owner, _ in used:
+                self.told(owner)
         return result
 
 
-def places(values: Iterable[Any]) -> set[int]:
-    """Where the tensors among some values lie in memory: views of one tensor lie in the same place."""
-    with torch._C.DisableTorchFunction():
-        return {lies_at(value) for value in values if isinstance(value, Tensor)}
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from pcn.errors import FileError, PlanError
-from pcn.layers import lies_at
+from pcn.memory import span
 
 State = dict[str, Tensor]
 
@@ -23,7 +23,7 @@ def identity(tensor: Tensor) -> tuple[object, ...]:
     """
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:  # states may hold anything
         return (id(tensor),)
-    return lies_at(tensor), tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+    return *span(tensor), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def tensors_to_save(model: nn.Module) -> State:
