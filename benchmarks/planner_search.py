@@ -26,7 +26,7 @@ import torch
 
 from pcn.training import Settings
 from peers import RESULTS
-from peers.arms import ARMS, GROUPS
+from peers.arms import ARMS, GROUPS, UNSWITCHED
 from peers.late_changes import EPOCHS, scaled
 from peers.one_run import UNWATCHED, Job, run
 from peers.parents import PARENTS
@@ -64,8 +64,9 @@ class Trial:
         arm = ARMS[self.arm]
         if "model" in arm or self.switch_epoch is None:
             return None
-        decays = "weight_decay" in arm and arm.get("carry_state") is not False  # a carried optimizer keeps its decay
-        return replace(self, arm=f"parent, decay {decay_name(arm['weight_decay'])}" if decays else "parent")
+        from_the_start = ("learning_rate", "weight_decay") if arm.get("carry_state", True) else ("learning_rate",)
+        shared = {name: arm[name] for name in from_the_start if name in arm}  # a carried optimizer keeps its decay
+        return replace(self, arm=next(name for name, each in ARMS.items() if each == {**UNSWITCHED, **shared}))
 
     @property
     def switch_epoch(self) -> int | None:
@@ -74,15 +75,6 @@ class Trial:
         if asked is None:
             return PARENTS[PARENT].switch(self.epochs)
         return None if asked == "never" else scaled(int(asked), self.epochs)
-
-
-def decay_name(decay: float) -> str:
-    """As in the names of arms.
-
-    >>> decay_name(5e-4)
-    '5e-4'
-    """
-    return f"{decay:.0e}".replace("e-0", "e-")
 
 
 def settings(trial: Trial, data: Path) -> Settings:

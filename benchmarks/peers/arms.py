@@ -18,11 +18,17 @@ WHITENED = {"precondition": 1.0}
 AS_TRAINED = {**WHITENED, "analysis_mode": "batch"}  # batch norm in the look as in training: running statistics lag
 FULL_RANK = {"params": None, "rank": "1.0", "skip_larger": False}  # other coordinates, and nothing else
 SIZED = {**AS_TRAINED, "switch": SizedByWeights}
+TUNED = {"learning_rate": 0.05, "weight_decay": 5e-4}  # the best of the comparison's grid for the parent
 ARMS: dict[str, dict[str, Any]] = {
     "plain directions": {},
     "parent": UNSWITCHED,
     "parent, decay 5e-4": {**UNSWITCHED, "weight_decay": 5e-4},
+    "parent, tuned": {**UNSWITCHED, **TUNED},
     "narrow": NARROW,
+    "narrow, tuned": {**NARROW, "learning_rate": 0.2, "weight_decay": 5e-4},  # the best of the grid for it
+    "tuned, batch statistics, precondition 1": {**AS_TRAINED, **TUNED},
+    "tuned, batch statistics, precondition 1, twice the rate": {**AS_TRAINED, **TUNED, "switch_rate": 2.0},
+    "tuned, batch statistics, precondition 1, four times the rate": {**AS_TRAINED, **TUNED, "switch_rate": 4.0},
     "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
     "narrow, precondition 1": {**PLAIN, **AS_TRAINED, **FULL_RANK},  # what preconditioning gains without PCA's cut
     "paper's ranks": {"params": None, "pcn": "wide_resnet20-pcn1"},
@@ -137,4 +143,11 @@ FINALISTS = (  # to be confirmed over more epochs
     "sized by weights, taylor",
     "narrow, precondition 1",  # what of a gain is preconditioning alone
 )
-GROUPS = {"promising": PROMISING, "finalists": FINALISTS}
+RATES = (  # does a network that has become small want a larger rate?
+    "parent, tuned",
+    "narrow, tuned",
+    "tuned, batch statistics, precondition 1",
+    "tuned, batch statistics, precondition 1, twice the rate",
+    "tuned, batch statistics, precondition 1, four times the rate",
+)
+GROUPS = {"promising": PROMISING, "finalists": FINALISTS, "rates": RATES}

@@ -40,7 +40,8 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _row(runs: list[Record], by_arm: dict[str, list[Record]]) -> list[str]:
-    narrow = by_arm["narrow"]
+    tuned = "learning_rate" in ARMS[runs[0]["arm"]]  # each at the best of its grid
+    narrow = by_arm["narrow, tuned" if tuned else "narrow"]
     beside = None if runs is narrow or not narrow else by_seed(narrow, ACCURACY)
     difference = None if beside is None else paired_difference(by_seed(runs, ACCURACY), beside)
     return [

@@ -154,3 +154,24 @@ def test_a_full_disk_leaves_the_file_that_was_there(export: str, tmp_path: Path)
     )
     assert ran.stdout.strip() == f"cannot write {tmp_path / 'model'}: File too large"
     assert [each.read_text() for each in tmp_path.iterdir()] == ["the one before"]
+
+
+class Tied(nn.Module):
+    """An embedding whose weight the last layer has too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.inner, self.out = nn.Embedding(50, 32), nn.Linear(32, 32), nn.Linear(32, 50, bias=False)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.out(self.inner(self.embedding(words)).relu()))
+
+
+def test_tied_weights_are_written_under_all_their_names(tmp_path: Path) -> None:
+    model, words = Tied().eval(), torch.randint(50, (64, 6))
+    pcn.compress_(model, [words], pcn.PCNConfig(rank=8))
+    export_folded(model, Example.of(words), tmp_path / "folded.safetensors")
+    again = Tied().eval()
+    again.load_state_dict(load_file(tmp_path / "folded.safetensors"))
+    torch.testing.assert_close(again(words), model(words))

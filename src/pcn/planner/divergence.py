@@ -25,7 +25,7 @@ Compare = Callable[[Any, Any], Tensor]
 
 def prediction_divergence(before: Any, after: Any) -> Tensor:
     """The mean Kullback-Leibler divergence of a classifier's predictions from those that it made before."""
-    expected, found = (logits_of(output, "compare").double().log_softmax(-1) for output in (before, after))
+    expected, found = (logits_of(output, "compare=... yourself").double().log_softmax(-1) for output in (before, after))
     return (expected.exp() * (expected - found)).sum(-1).mean()
 
 

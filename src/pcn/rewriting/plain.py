@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,11 @@ def _from(part: int, name: str) -> Any:
 class Factored(nn.Sequential):
     """A chain of stock layers in the place of one, which still answers to that layer's attributes."""
 
+    # What TorchScript would compile, and cannot.
+    __jit_unused_properties__: ClassVar[list[str]] = [
+        "weight", "bias", "in_features", "out_features", "in_channels", "out_channels", "kernel_size", "stride",
+        "padding", "dilation", "groups", "padding_mode",
+    ]  # fmt: skip
     weight, bias = _from(1, "weight"), _from(-1, "bias")
     in_features, out_features = _from(0, "in_features"), _from(-1, "out_features")
     in_channels, out_channels = _from(0, "in_channels"), _from(-1, "out_channels")

@@ -25,12 +25,12 @@ def predicted_loss(
     model: nn.Module,
     batch: Any,
     forward: Forward | None = None,
-    instead: str = "loss",
+    instead: str = "loss=... yourself",
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """A classifier's mean loss on labels drawn from its own predictions, whose gradients are its true Fisher's.
 
-    Where the model is no classifier, ``instead`` is the argument that a person should give. With the same ``generator``
+    Where the model is no classifier, ``instead`` is what a person should give. With the same ``generator``
     for batch after batch, the labels do not depend on how samples are cut into batches.
     """
     logits = logits_of(Example.for_model(model, batch, forward).call(model), instead).flatten(0, -2)
@@ -48,7 +48,7 @@ def _drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
     return torch.cat(labels).clamp_max(logits.shape[-1] - 1)
 
 
-def predicted_losses(forward: Forward | None, instead: str = "loss") -> Loss:
+def predicted_losses(forward: Forward | None, instead: str = "loss=... yourself") -> Loss:
     """The same for one pass over batches; every process draws numbers of its own."""
     return partial(predicted_loss, forward=forward, instead=instead, generator=_generator())
 

@@ -109,7 +109,7 @@ def export_folded(model: nn.Module, example: Example | None, path: Path) -> Expo
 def _write_state(model: nn.Module, plain: nn.Module, example: Example | None, path: Path, notes: list[str]) -> Exported:
     difference = None if example is None else _compared(model, example, _outputs(plain, example), path)
     with _cannot_write(path):
-        write_whole(path, serialise(tensors_to_save(plain), {"format": "pt"}))
+        write_whole(path, serialise(tensors_to_save(plain, every_name=True), {"format": "pt"}))
     return Exported(path, count(plain).total, difference, notes)
 
 

@@ -26,8 +26,8 @@ def identity(tensor: Tensor) -> tuple[object, ...]:
     return *span(tensor), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def tensors_to_save(model: nn.Module) -> State:
-    """The state with every tensor once, under the first of its names."""
+def tensors_to_save(model: nn.Module, *, every_name: bool = False) -> State:
+    """The state with every tensor once, under the first of its names, or under ``every_name``, for others to load."""
     tensors: State = {}
     seen: set[tuple[object, ...]] = set()
     storages: set[int] = set()
@@ -35,7 +35,7 @@ def tensors_to_save(model: nn.Module) -> State:
         if not isinstance(tensor, Tensor) or tensor.is_meta or tensor.layout != torch.strided:
             what = "has no values yet" if isinstance(tensor, Tensor) and tensor.is_meta else "is not a dense tensor"
             raise PlanError(f"{name!r} in the model's state {what}, so it cannot be saved without pickle")
-        if identity(tensor) in seen:
+        if identity(tensor) in seen and not every_name:
             continue
         storage = tensor.untyped_storage().data_ptr()
         # safetensors takes no two tensors in one piece of memory.

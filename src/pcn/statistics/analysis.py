@@ -23,6 +23,8 @@ from pcn.statistics.statistics import LayerShape, Statistics
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+OWN_LOSS = "gradients=... yourself, to pcn.analyze or in the analysis of a switch"
+
 
 def analyze(
     model: nn.Module,
@@ -102,7 +104,7 @@ def analyze(
 
 def _loss(gradients: bool | Loss, forward: Forward | None) -> Loss | None:
     if isinstance(gradients, bool):
-        return predicted_losses(forward, "gradients") if gradients else None
+        return predicted_losses(forward, OWN_LOSS) if gradients else None
     if not callable(gradients):
         raise ConfigError(f"gradients={gradients!r}: give True, or a loss(model, batch) of your own")
     return gradients
