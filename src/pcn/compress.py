@@ -59,5 +59,6 @@ def compress_(
     mode = mode or ("batch" if isinstance(wish, Budget) and model.training else "eval")
     stats = analyze(model, opened(batches), forward=forward, exclude=options.exclude, gradients=needed, mode=mode)
     plan = make_plan(model, stats, wish, batches=batches, measured=measured)
-    warn_of_nothing(plan, "compress_")
+    if not isinstance(wish, Budget) or not plan.trainable_before:  # a budget may be met as it is
+        warn_of_nothing(plan, "compress_")
     return plan.apply_(model, stats, optimizer=optimizer)

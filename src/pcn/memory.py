@@ -22,9 +22,9 @@ def span(tensor: Tensor) -> Span:
     with torch._C.DisableTorchFunction():
         try:
             piece, first = int(tensor.untyped_storage()._cdata), int(tensor.storage_offset())
+            reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         except (NotImplementedError, RuntimeError, ValueError):  # of tensors that lie nowhere: sparse ones, lazy ones
             return id(tensor), 0, 1
-        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         last = first + int(reach) + 1 if tensor.numel() else first
         return piece, first * tensor.itemsize, last * tensor.itemsize
 

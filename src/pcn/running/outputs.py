@@ -24,9 +24,7 @@ def logits_of(output: Any, instead: str) -> Tensor:
     found = called_logits(output)
     if not isinstance(found, Tensor) or not found.is_floating_point() or found.dim() < 2:
         shape = f" of shape {tuple(found.shape)}" if isinstance(found, Tensor) else ""
-        raise ConfigError(
-            f"the model puts out {type(output).__name__}{shape}, which holds no logits: give {instead}"
-        )
+        raise ConfigError(f"the model puts out {type(output).__name__}{shape}, which holds no logits: give {instead}")
     if found.dim() > 3 or found.shape[-1] < 2:
         raise ConfigError(
             f"the model puts out shape {tuple(found.shape)}: not the logits of two classes or more for each sample or "
