@@ -172,7 +172,7 @@ def test_what_cannot_be_met_is_refused_before_the_statistics(limit: dict[str, fl
     assert len(seen) == 1  # the batch that was measured on; no pass for statistics
     assert all(torch.equal(tensor, small.state_dict()[name]) for name, tensor in model.state_dict().items())
     measured = pcn.measure_costs(model, x)
-    with pytest.raises(pcn.ConfigError, match="the least (would be|is)"):
+    with pytest.raises(pcn.ConfigError, match=r"the least (would be|is)"):
         pcn.Switch(model, None, pcn.Budget(**limit), measured=measured)
 
 
