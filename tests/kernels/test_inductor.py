@@ -17,7 +17,7 @@ def test_the_compiler_knows_every_operator_before_it_meets_one(monkeypatch: pyte
 
     def deep(x: Tensor) -> Tensor:
         for _ in range(20):  # of which each would double what is written
-            x = x + x.relu()
+            x = x + x @ weight
         return torch.ops.pcn.batch_moments(x)[1]
 
     for name in inductor._names():  # as in a process that has compiled nothing yet
@@ -25,7 +25,7 @@ def test_the_compiler_knows_every_operator_before_it_meets_one(monkeypatch: pyte
     monkeypatch.setattr(inductor, "FIXED", (99, 0))
     monkeypatch.setattr(exc.OperatorIssue, "operator_str", staticmethod(written_out))
     torch.compiler.reset()
-    x = torch.randn(6, 4)
+    x, weight = torch.randn(6, 4), torch.randn(4, 4) / 4
     with torch._inductor.config.patch(fx_graph_cache=False):
         torch.testing.assert_close(torch.compile(deep, fullgraph=True)(x), deep(x))
     assert len(inductor._names()) > 5
