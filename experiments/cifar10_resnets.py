@@ -67,7 +67,8 @@ def make_job(network: str, seed: int, options: argparse.Namespace) -> Job:
     own = replace(own, recalibrate=options.recalibrate and own.pcn is not None)
     branches = network == PARENT or own.pcn is not None
     fast = torch.cuda.is_available() and not options.eager
-    # Of three fused runs that shared a GPU two have stood still after their switch, which is not understood yet.
+    # Of three fused runs that shared a GPU two have stood still after their switch: perhaps in the compiler, as
+    # pcn.kernels.inductor says. Not tried again since.
     alone = options.together == 1 and not options.shared
     return Job(
         network,

@@ -20,7 +20,7 @@ from peers.results import Results, writes_plan
 from processes import run_each
 
 # Epochs: in a shorter run, making the fused kernels takes longer than they save. Runs that share a GPU are not fused:
-# some that were have stood still after their switch, which is not understood yet.
+# some that were have stood still after their switch, perhaps in the compiler (pcn.kernels.inductor).
 FUSED_FROM = 182
 
 

@@ -94,7 +94,7 @@ class Items:
         layers = {name: replace(p, rank=None) if name in fixed else p for name, p in question.plan.layers.items()}
         blocked = set(must_stay(replace(question.plan, layers=layers), question.budget.config, self.graph, self.wiring))
         for name, classes in self.wiring.outputs.items():
-            if question.budget.config.fixes(name) or name in question.prices.frozen:
+            if question.budget.config.fixes(name) or question.plan.layers[name].frozen:
                 blocked.update(classes.tolist())
         return blocked
 

@@ -23,7 +23,6 @@ class Prices:
 
     units: tuple[str, ...]
     measured: Measured = NOTHING
-    frozen: frozenset[str] = frozenset()
 
     def now(self, model: nn.Module, plan: Plan) -> Costs:
         """What the whole model costs as it is, which nobody knows of one that has no sizes yet."""
@@ -36,13 +35,13 @@ class Prices:
 
     def before(self, layer: LayerPlan) -> Costs:
         """What a layer costs as it is."""
-        trained = 0 if layer.name in self.frozen else layer.size_before
-        return self._asked(trained, layer.flops_before or 0, self.measured.at(layer.name, None))
+        return self._asked(layer.trainable_before, layer.flops_before or 0, self.measured.at(layer.name, None))
 
     def after(self, layer: LayerPlan) -> Costs:
         """What it costs after its plan."""
-        trained = 0 if layer.name in self.frozen else layer.size_after
-        return self._asked(trained, layer.flops_after or 0, self.measured.at(layer.name, layer.rank, layer.output_rank))
+        return self._asked(
+            layer.trainable_after, layer.flops_after or 0, self.measured.at(layer.name, layer.rank, layer.output_rank)
+        )
 
     def _asked(self, params: int, flops: int, usage: Usage) -> Costs:
         every = {"params": params, "flops": flops, "step_ms": usage.time_ns, "memory_mib": usage.memory_bytes}

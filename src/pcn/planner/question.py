@@ -63,8 +63,7 @@ class Question:
         ruled = make_plan(model, stats, plain, graph=graph)
         if budget.flops is not None and graph is None:
             raise ConfigError(f"a budget of FLOPs needs the model's graph: give params, or a graph; {UNCALLED}")
-        frozen = {name for name in whole.layers if not canonical_weight(model.get_submodule(name)).requires_grad}
-        free = [p for p in whole.transformed if p.name not in frozen and not config.fixes(p.name)]
+        free = [p for p in whole.transformed if not p.frozen and not config.fixes(p.name)]
         if graph is not None and budget.flops is not None:
             _check_counted([p for p in free if p.name in graph.reads])
         if measured is not None:
@@ -75,8 +74,8 @@ class Question:
         # What rules drop is counted as if it stayed: whether it may go depends on the ranks that are to be chosen.
         layers = {p.name: replace(p, kept_inputs=p.in_features, kept_outputs=p.out_features) for p in free}
         plan = replace(ruled, layers={**ruled.layers, **layers})
-        prices = Prices(budget.units, measured or NOTHING, frozenset(frozen))
-        held = tuple(p.name for p in whole.transformed if p.name in frozen)
+        prices = Prices(budget.units, measured or NOTHING)
+        held = tuple(p.name for p in whole.transformed if p.frozen)
         question = cls(model, budget, plan, tuple(layers), prices, held)
         question.room.check_reachable(question.offers)
         return question

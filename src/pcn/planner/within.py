@@ -85,9 +85,9 @@ def plan_within(
     if answer.dropped is not None and graph is not None:
         plan = without_classes(plan, graph, answer.dropped, {})
     explained = {name: with_next_step(plan.layers[name], each) for name, each in answer.served.items()}
-    for name in question.prices.frozen:
-        if plan.layers[name].reason == NO_RANK:
-            explained[name] = replace(plan.layers[name], reason="its weight is frozen")
+    for name, layer in plan.layers.items():
+        if layer.frozen and layer.reason == NO_RANK:
+            explained[name] = replace(layer, reason="its weight is frozen")
     usage = None if measured is None else measured.expected(plan)
     layers = {name: with_outputs(layer, answer) for name, layer in {**plan.layers, **explained}.items()}
     return replace(plan, layers=layers, usage=usage)

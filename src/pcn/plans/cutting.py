@@ -66,8 +66,9 @@ def _with_untraced(layer: LayerPlan, why: str) -> LayerPlan:
     """Say of a layer that loses outputs that nobody could see whether the model needs them while it trains."""
     if layer.kept_outputs == layer.out_features:
         return layer
-    untraced = f"whether all of its outputs are needed in train mode is unknown, as that cannot be traced: {why}"
-    return replace(layer, note="; ".join(filter(None, (layer.note, untraced))))
+    return layer.with_note(
+        f"whether all of its outputs are needed in train mode is unknown, as that cannot be traced: {why}"
+    )
 
 
 def cut_failure(model: nn.Module, example: Example, graph: ChannelGraph, dropped: Tensor) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pcn.config import BasisKind, Order
 
@@ -43,6 +43,10 @@ class LayerPlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept_inputs", self.kept_inputs or self.in_features)
         object.__setattr__(self, "kept_outputs", self.kept_outputs or self.out_features)
+
+    def with_note(self, text: str) -> LayerPlan:
+        """The same plan with something more to say."""
+        return replace(self, note="; ".join(filter(None, (self.note, text))))
 
     @property
     def depthwise(self) -> bool:

@@ -101,10 +101,7 @@ def _with_unseen(layers: dict[str, LayerPlan], reads: Reads) -> dict[str, LayerP
     if reads.unseen is None:
         return layers
     unseen = f"whether its weight is used elsewhere in train mode is unknown: {reads.unseen}"
-    return {
-        name: layer if layer.rank is None else replace(layer, note="; ".join(filter(None, (layer.note, unseen))))
-        for name, layer in layers.items()
-    }
+    return {name: layer if layer.rank is None else layer.with_note(unseen) for name, layer in layers.items()}
 
 
 def _requests(config: PCNConfig, layers: Mapping[str, LayerPlan]) -> list[Request]:
