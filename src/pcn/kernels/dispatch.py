@@ -1,4 +1,7 @@
-"""Which rows a kernel takes: those on a GPU, in fp32, bf16 or fp16; with Triton's interpreter those on the CPU too."""
+"""Which rows a kernel takes: those on a GPU, in fp32, bf16 or fp16; with Triton's interpreter those on the CPU too.
+
+What is decided by sizes alone is here as well, where it can be read without Triton.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from torch import Tensor
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Directions of a basis by which a gradient is multiplied once, and written, not in both passes back.
+WRITTEN_FROM = 128
 KERNELS = True  # set to False, plain PyTorch runs everywhere
 
 

@@ -33,19 +33,19 @@ DEEP: list[Sizes] = [(32, 128, 8, 3), (64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 
 
 def sum_up(
     d_projected: Tensor | None, d_y: Tensor | None, rows: Tensor, given: Tensor | None, norm: Norm,
-    basis: Tensor | None, d_added: Tensor, d_bias: Tensor, d_weight: Tensor, *, mask: int, relu: bool,
+    basis: Tensor | None, behind: Tensor | None, d_bias: Tensor, d_weight: Tensor, *, mask: int, relu: bool,
 ) -> None:  # fmt: skip
-    """Write the sums over rows of g and of g (z - mean) / std, and g itself, the gradient behind ReLU, if wanted."""
+    """Write the sums over rows of g and of g (z - mean) / std, and g, the gradient behind ReLU, to ``behind``."""
     count, width = rows.shape
     rank = 0 if basis is None else basis.shape[1]
-    tensors = or_any(rows, d_projected, d_y, rows, given, *norm, basis, d_added)
+    tensors = or_any(rows, d_projected, d_y, rows, given, *norm, basis, behind)
 
     def run(launch: Launch) -> None:
         parts, tiles, each = shared_out(rows, launch, PER_PROCESSOR)
         held = rows.new_empty(parts, 2, width, dtype=torch.float32)
         pcn_norm_sums[(parts, tiles)](
             *tensors, held, count, each, width, rank, PROJECTED=basis is not None, DIRECT=d_y is not None, RELU=relu,
-            MASK=mask, WRITE=d_added.numel() > 0, PRECISION=precision(basis), ROWS=launch.rows, COLUMNS=launch.columns,
+            MASK=mask, WRITE=behind is not None, PRECISION=precision(basis), ROWS=launch.rows, COLUMNS=launch.columns,
             DIRECTIONS=launch.depth or rank_tile(rank), STAGES=launch.stages, TURNED=launch.turned,
             num_warps=launch.warps,
         )  # fmt: skip
@@ -54,6 +54,7 @@ def sum_up(
         )
 
     flags = f"{d_projected is not None} {d_y is not None} {mask} {relu}"
+    flags += " written" if mask == RECOMPUTE and behind is not None else ""
     key = f"sums {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
     launches = candidates(SUMS, width, rank) + deep_tiles(DEEP, rank) + turned(width, rank)
     CHOICES.run(key, launches, rows.device, run, MORE_OR_LESS)
@@ -61,7 +62,7 @@ def sum_up(
 
 @triton.jit(do_not_specialize=["count", "each"])
 def pcn_norm_sums(
-    d_projected, d_y, z, given, weight, bias, mean, inverse_std, basis, d_added, held, count, each,
+    d_projected, d_y, z, given, weight, bias, mean, inverse_std, basis, behind, held, count, each,
     width: tl.constexpr, rank: tl.constexpr,
     PROJECTED: tl.constexpr, DIRECT: tl.constexpr, RELU: tl.constexpr, MASK: tl.constexpr, WRITE: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr,
@@ -97,7 +98,7 @@ def pcn_norm_sums(
             gradient = tl.where(before <= 0, 0.0, gradient)
         gradient = tl.where(turn(there, TURNED), gradient, 0.0)
         if WRITE:
-            tl.store(d_added + begin + at, turn(gradient.to(d_added.dtype.element_ty), TURNED), there)
+            tl.store(behind + begin + at, turn(gradient.to(behind.dtype.element_ty), TURNED), there)
         if TURNED:
             plain += tl.sum(gradient, 1)
             weighted += tl.sum(gradient * normal, 1)

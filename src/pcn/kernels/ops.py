@@ -13,7 +13,7 @@ from torch.library import custom_op
 from torch.utils.flop_counter import register_flop_formula
 
 from pcn.kernels import reference
-from pcn.kernels.dispatch import uses_kernel
+from pcn.kernels.dispatch import WRITTEN_FROM, uses_kernel
 from pcn.kernels.inductor import fake_of
 from pcn.kernels.reference import Norm, wide_dtype
 
@@ -210,8 +210,10 @@ def _norm_project_flops(
 @register_flop_formula(torch.ops.pcn.norm_project_backward)
 def _norm_project_backward_flops(d_projected: Any, *rest: Any, **keywords: Any) -> int:
     rows, basis = rest[1], rest[8]
-    passes = 1 if rest[2] is not None or rest[3] is not None else 2  # the product is made again unless it was written
-    return 0 if d_projected is None or basis is None else int(2 * passes * rows[0] * basis[0] * basis[1])
+    if d_projected is None or basis is None:
+        return 0
+    written = rest[2] is not None or rest[3] is not None or basis[1] >= WRITTEN_FROM  # or the product is made again
+    return int(2 * (1 if written else 2) * rows[0] * basis[0] * basis[1])
 
 
 @register_flop_formula(torch.ops.pcn.project)
