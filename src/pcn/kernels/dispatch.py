@@ -15,7 +15,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Directions of a basis by which a gradient is multiplied once, and written, not in both passes back.
-WRITTEN_FROM = 128
+WRITTEN_FROM = 256
 KERNELS = True  # set to False, plain PyTorch runs everywhere
 
 
