@@ -28,7 +28,7 @@ from pcn.training import Settings
 from peers import RESULTS
 from peers.arms import ARMS, GROUPS, UNSWITCHED
 from peers.late_changes import EPOCHS, scaled
-from peers.one_run import UNWATCHED, Job, run
+from peers.one_run import UNWATCHED, Job, folder_name, run, trunk_name
 from peers.parents import PARENTS
 from peers.search_table import table
 from processes import run_each
@@ -76,6 +76,12 @@ class Trial:
             return PARENTS[PARENT].switch(self.epochs)
         return None if asked == "never" else scaled(int(asked), self.epochs)
 
+    @property
+    def file_name(self) -> str:
+        """What its files are named by."""
+        arm = re.sub(r"\W+", "-", self.arm)
+        return f"{arm}-seed{self.seed}-epochs{self.epochs}"
+
 
 def settings(trial: Trial, data: Path) -> Settings:
     """The parent's recipe, with the planner's switch and what the arm changes."""
@@ -95,6 +101,7 @@ class Search:
     def __init__(self, records: Records, options: argparse.Namespace) -> None:
         self.records, self.options = records, options
         self.deadline = time.time() + options.time_limit
+        self.compiled = torch.cuda.is_available() and not options.eager
 
     def left(self) -> list[Trial]:
         """What is left to do, seed by seed, each parent before the first that forks from it."""
@@ -142,7 +149,7 @@ class Search:
             leaves=trunks,
             make_switch=ARMS[trial.arm].get("switch"),
             reads_test=False,
-            compiled=torch.cuda.is_available() and not self.options.eager,
+            compiled=self.compiled,
             deadline=self.deadline,
         )
 
@@ -151,19 +158,19 @@ class Search:
         return None if trial.parent is None else self.trunk_file(trial.parent, trial.switch_epoch)
 
     def trunk_file(self, parent: Trial, epoch: int | None) -> Path:
-        return self.options.work / "trunks" / f"{self.folder(parent).name}-after{epoch}.pt"
+        return self.options.work / "trunks" / trunk_name(f"{parent.file_name}-after{epoch}", self.compiled)
 
     def folder(self, trial: Trial) -> Path:
-        name = re.sub(r"\W+", "-", trial.arm)
-        return self.options.work / f"{name}-seed{trial.seed}-epochs{trial.epochs}"
+        return self.options.work / folder_name(trial.file_name, self.compiled)
 
     def finished(self, trial: Trial, measured: Record | None) -> None:
         if measured is None:
             return
         if not self.recorded(trial):
             kept = {name: measured[name] for name in FIELDS}
-            known = {"arm": trial.arm, "seed": trial.seed, "epochs": trial.epochs, "switch_epoch": trial.switch_epoch}
-            self.records.add({**known, **kept})
+            key = {"arm": trial.arm, "seed": trial.seed, "epochs": trial.epochs}
+            # Another process may have recorded the same trial meanwhile: that record stays.
+            self.records.add({**key, "switch_epoch": trial.switch_epoch, **kept}, lambda r: key.items() <= r.items())
         shutil.rmtree(self.folder(trial), ignore_errors=True)
         print(f"{trial}: {measured['validation_accuracy']:.2f}%", flush=True)
 

@@ -9,7 +9,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from pcn.whole_files import write_whole
 RESULTS = Path(__file__).parent / "results"
 COMMITS = "commits.txt"  # in a run's folder
 Record = dict[str, Any]
+Same = Callable[[Record], bool]  # whether a record is that of one certain run
 
 
 class Records:
@@ -35,13 +36,24 @@ class Records:
     def has(self, **wanted: Any) -> bool:
         return any(all(record.get(key) == value for key, value in wanted.items()) for record in self.records)
 
-    def add(self, record: Record) -> None:
-        """Add a record to those that are in the file by now, and write it, whole or not at all."""
+    def add(self, record: Record, same: Same = lambda record: False) -> bool:
+        """Add a record to those that are in the file by now; return False where one of those is the ``same`` run's."""
+        with self._changing():
+            if any(map(same, self.records)):
+                return False
+            self.records = [*self.records, record]
+        return True
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Know what is in the file by now, and write what it is changed to, whole or not at all, if it is."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with alone_in(self.path.parent):
-            self.records = [*Records(self.path).records, record]
-            text = json.dumps({**provenance(), "records": self.records}, indent=1) + "\n"
-            write_whole(self.path, text.encode())
+            there = self.records = Records(self.path).records
+            yield
+            if self.records is not there:
+                text = json.dumps({**provenance(), "records": self.records}, indent=1) + "\n"
+                write_whole(self.path, text.encode())
 
 
 @contextmanager

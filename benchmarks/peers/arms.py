@@ -29,6 +29,15 @@ ARMS: dict[str, dict[str, Any]] = {
     "tuned, batch statistics, precondition 1": {**AS_TRAINED, **TUNED},
     "tuned, batch statistics, precondition 1, twice the rate": {**AS_TRAINED, **TUNED, "switch_rate": 2.0},
     "tuned, batch statistics, precondition 1, four times the rate": {**AS_TRAINED, **TUNED, "switch_rate": 4.0},
+    "tuned, batch statistics, precondition 1, paper's ranks": {
+        **AS_TRAINED,
+        **TUNED,
+        "params": None,
+        "pcn": "wide_resnet20-pcn1",
+    },
+    "tuned, batch statistics, precondition 1, taylor": {**AS_TRAINED, **TUNED, "worth": "taylor"},
+    "tuned, batch statistics, precondition 1, switch after 8": {**AS_TRAINED, **TUNED, "switch_at": "8"},
+    "tuned, sized by weights": {**SIZED, **TUNED},
     "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
     "narrow, precondition 1": {**PLAIN, **AS_TRAINED, **FULL_RANK},  # what preconditioning gains without PCA's cut
     "paper's ranks": {"params": None, "pcn": "wide_resnet20-pcn1"},
@@ -150,4 +159,13 @@ RATES = (  # does a network that has become small want a larger rate?
     "tuned, batch statistics, precondition 1, twice the rate",
     "tuned, batch statistics, precondition 1, four times the rate",
 )
-GROUPS = {"promising": PROMISING, "finalists": FINALISTS, "rates": RATES}
+LATE = (  # does what a plan is made of early fit what is learnt late? to be tried over 60 epochs
+    "parent, tuned",
+    "narrow, tuned",
+    "tuned, batch statistics, precondition 1",
+    "tuned, batch statistics, precondition 1, paper's ranks",
+    "tuned, batch statistics, precondition 1, switch after 8",
+    "tuned, batch statistics, precondition 1, taylor",
+    "tuned, sized by weights",
+)
+GROUPS = {"promising": PROMISING, "finalists": FINALISTS, "rates": RATES, "late": LATE}

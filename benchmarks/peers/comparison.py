@@ -13,7 +13,7 @@ import torch
 
 from pcn.errors import ConfigError
 from peers.methods import NEEDS_PLAN, forks, make_switch, settings
-from peers.one_run import OUTCOME, Job, diverged, origin, run
+from peers.one_run import OUTCOME, Job, diverged, folder_name, origin, run, trunk_name
 from peers.order import Run
 from peers.parents import PARENTS
 from peers.results import Results, writes_plan
@@ -30,6 +30,7 @@ class Comparison:
     def __init__(self, results: Results, options: argparse.Namespace) -> None:
         self.results, self.options = results, options
         self.deadline = time.time() + options.time_limit
+        self.compiled = torch.cuda.is_available() and not options.eager
 
     def left(self, runs: Sequence[Run]) -> list[Run]:
         """The runs to do: those without a record, or in a solo pass the final ones whose times are not known.
@@ -66,7 +67,6 @@ class Comparison:
 
     def job(self, run: Run) -> Job:
         options, record = self.options, self.results.find(run)
-        fast = torch.cuda.is_available() and not options.eager
         point, plan = self.results.point(run), self.results.plan_file(run)
         assert point is not None
         trunk = self.trunk(run)
@@ -80,25 +80,26 @@ class Comparison:
             plan_file=plan if writes_plan(run) and record is None else None,
             solo=options.solo,
             reads_test=run.point is None and record is None,  # of a run that is only timed again it was read before
-            compiled=fast,
-            fused=fast and options.solo and run.epochs >= FUSED_FROM,
+            compiled=self.compiled,
+            fused=self.compiled and options.solo and run.epochs >= FUSED_FROM,
             deadline=self.deadline,
         )
 
     def trunk(self, run: Run) -> Path | None:
-        """The parent's first epochs, with the run's own seed, length, learning rate and weight decay."""
+        """The parent's first epochs, with the run's own seed, length, rates and way to do a step."""
         if not forks(run.method):
             return None
         point = self.results.point(run)
         assert point is not None
         rates = f"{point.learning_rate:g}-{point.weight_decay:g}"
-        return self.options.work / "trunks" / f"{run.parent}-seed{run.seed}-epochs{run.epochs}-{rates}.pt"
+        name = f"{run.parent}-seed{run.seed}-epochs{run.epochs}-{rates}"
+        return self.options.work / "trunks" / trunk_name(name, self.compiled)
 
     def folder(self, run: Run) -> Path:
         stage = "solo" if self.options.solo else "final" if run.point is None else "grid"
         rates = "" if run.point is None else f"-{run.point.learning_rate:g}-{run.point.weight_decay:g}"
         name = f"{run.method}-{run.parent}-{run.target}-epochs{run.epochs}-seed{run.seed}{rates}"
-        return self.options.work / stage / name
+        return self.options.work / stage / folder_name(name, self.compiled)
 
     def finished(self, run: Run, measured: dict[str, Any] | None) -> None:
         """Keep the record; the run's folder, with its checkpoints, is not needed any more."""

@@ -30,16 +30,17 @@ MARKS = "osv^DPXhd*"
 
 
 def draw(results: Results, out: Path = FIGURES) -> Iterator[str]:
-    """Draw a figure for every parent and length that has runs; yield the names of those."""
+    """Draw a figure for every parent and length that has runs, of what is known of them; yield the names of those."""
     mpl.use("Agg")
     out.mkdir(parents=True, exist_ok=True)
     for parent, epochs in dict.fromkeys((r["parent"], r["epochs"]) for r in results.final.records):
         groups = list(_groups(results.final.records, parent, epochs))
         name = f"peers_{parent}_{epochs}"
         with mpl.rc_context({**STYLE, "figure.figsize": (9.6, 3.8)}):
-            figure, panels = plt.subplots(1, len(AXES), sharey=True, layout="constrained")
-            for axes, (measure, (label, unit)) in zip(panels, AXES.items(), strict=True):
-                _panel(axes, groups, measure, label, unit)
+            known = [measure for measure in AXES if any(mean(runs, measure) is not None for _, runs in groups)]
+            figure, panels = plt.subplots(1, len(known), sharey=True, layout="constrained")
+            for axes, measure in zip(panels, known, strict=True):
+                _panel(axes, groups, measure, *AXES[measure])
             panels[0].set_ylabel("test accuracy (%)")
             handles, labels = panels[0].get_legend_handles_labels()
             unique = dict(zip(labels, handles, strict=True))
@@ -68,12 +69,13 @@ def _panel(axes: Axes, groups: list[tuple[str, list[dict[str, Any]]]], measure: 
             spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
             index = METHODS.index(method)
             look = {"color": COLOURS[index], "fmt": MARKS[index], "ms": 5, "lw": 1, "capsize": 2}
-            # Networks of one size would hide each other.
-            aside = 1.03 ** (index - len(METHODS) / 2) if measure == "trainable_params" else 1.0
+            # Networks of one size would hide each other; the parent is of another.
+            beside = measure == "trainable_params" and method != "parent"
+            aside = 1.03 ** (index - len(METHODS) / 2) if beside else 1.0
             axes.errorbar(aside * place / unit, statistics.fmean(accuracies), spread, label=method, **look)
     axes.set_xlabel(label)
     if measure != "train_seconds":
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 4)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())

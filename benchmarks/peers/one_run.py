@@ -50,9 +50,9 @@ OUTCOME = (  # what is measured of a run
 class Job:
     """What is trained and where its files are.
 
-    ``trunk`` is a file with a parent's state that the run forks from, where it is there; ``leaves`` are files to which
-    the run writes such states, unless they are there, by the epochs that they come after. A run that is measured
-    ``solo`` does everything itself, compilation from an empty cache too.
+    ``trunk`` is a file with a parent's state that the run forks from, where it is there and was ``compiled`` or not as
+    the run is; ``leaves`` are files to which the run writes such states, unless they are there, by the epochs that they
+    come after. A run that is measured ``solo`` does everything itself, compilation from an empty cache too.
     ``make_switch`` gives a trainer the switch of another method; ``plan_file`` is where the plan of ours goes.
     """
 
@@ -91,12 +91,15 @@ def run(job: Job) -> Record | None:
         how = {"world": here, "compiled": job.compiled, "fused": job.fused, "begun": commit}
         trainer = PeerTrainer(job.settings, seen_data, folder, make_switch=job.make_switch, tell=tell, **how)
         fresh = not any((job.folder / "checkpoints").glob("*.pt"))
-        if fresh and not job.solo and job.trunk is not None and job.trunk.exists() and trainer.switch is not None:
-            state = torch.load(job.trunk, map_location=here.device, weights_only=True)
+        forks = fresh and not job.solo and job.trunk is not None and trainer.switch is not None
+        if forks and (state := read_trunk(job.trunk, job.compiled, here.device)) is not None:
             seen.append({"event": "trunk", "step": 0, "peak_memory_bytes": state["peak_memory_bytes"]})
             folder.begin()
             folder.log(seen[-1])
+            commits_of(job.folder, state["commit"])  # the first epochs are the run's own too
             trainer.branch_(state)
+        elif forks and job.trunk.exists():
+            print(f"{job.name}: trains its first epochs itself, {job.trunk} is of another or unknown kind", flush=True)
         result = trainer.run(job.deadline)
         if result is None:
             print(f"{job.name}: stops after epoch {trainer.progress.epoch}, its time is up", flush=True)
@@ -108,7 +111,7 @@ def after_event(job: Job, trainer: Trainer, seen: list[Record]) -> None:
     """Write the trunk and the plan when their time has come, and say how the run goes."""
     record = seen[-1]
     if record["event"] == "epoch" and record["epoch"] in job.leaves and trainer.progress.switch_epoch is None:
-        write_trunk(job.leaves[record["epoch"]], trainer, peak_bytes(seen))
+        write_trunk(job.leaves[record["epoch"]], trainer, {"peak_memory_bytes": peak_bytes(seen), **origin(job)})
     if record["event"] == "switch" and job.plan_file is not None:
         job.plan_file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(job.plan_file, trainer.switch.plan.to_json().encode())
@@ -116,13 +119,32 @@ def after_event(job: Job, trainer: Trainer, seen: list[Record]) -> None:
         print(f"{job.name}: {record['event']} {record['epoch']} {record['validation_accuracy']:.2f}%", flush=True)
 
 
-def write_trunk(path: Path, trainer: Trainer, peak: int | None) -> None:
-    if not path.exists():
+def write_trunk(path: Path, trainer: Trainer, known: Record) -> None:
+    """Write a state for others to fork from, with what is known of its run, unless there is one of the kind."""
+    if read_trunk(path, known["compiled"], torch.device("cpu")) is None:
         path.parent.mkdir(parents=True, exist_ok=True)
         buffer = io.BytesIO()
         # Before a switch there is nothing in its state, and its form is each method's own.
-        torch.save({**take(trainer), "switch": None, "peak_memory_bytes": peak}, buffer)
+        torch.save({**take(trainer), "switch": None, **known}, buffer)
         write_whole(path, buffer.getvalue())
+
+
+def read_trunk(path: Path, compiled: bool, device: torch.device) -> Record | None:
+    """Read a state to fork from; None where there is none that says which code trained it, compiled or not as asked."""
+    if not path.exists():
+        return None
+    state = torch.load(path, map_location=device, weights_only=True)
+    return state if "commit" in state and state.get("compiled") is compiled else None
+
+
+def trunk_name(name: str, compiled: bool) -> str:
+    """Name a trunk's file by how it is trained, so that no run finds one that is not compiled as it is."""
+    return f"{name}-{'compiled' if compiled else 'eager'}.pt"
+
+
+def folder_name(name: str, compiled: bool) -> str:
+    """Name a run's folder: one that is stopped is not taken up again in another way than it began in."""
+    return name if compiled else f"{name}-eager"
 
 
 def measured(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record]) -> Record:
@@ -166,9 +188,8 @@ def diverged(error: ConfigError) -> bool:
 
 @contextmanager
 def empty_compiler_cache() -> Iterator[None]:
-    """Have torch.compile find nothing from earlier runs."""
-    with (
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,  # the compiler's processes may still write
-        mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder),
-    ):
-        yield
+    """Have torch.compile, and Triton for kernels that are not torch.compile's, find nothing from earlier runs."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the compiler's processes may still write
+        caches = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
+        with mock.patch.dict(os.environ, caches):
+            yield

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pcn.whole_files import write_whole
 from peers import RESULTS
 from peers.order import Run, grid_runs
 from peers.parents import PARENTS, Point
-from records import Record, Records, alone_in, joined, provenance
+from records import Record, Records, Same, joined
 
 FIELDS = (
     "method",
@@ -47,12 +48,15 @@ GRID_FIELDS = (
 class Replaceable(Records):
     """A results file in which what is known of a run can grow."""
 
-    def replace(self, old: Record, new: Record) -> None:
-        """Put a record in the place of another and write the file, whole or not at all."""
-        with alone_in(self.path.parent):
-            self.records = [new if record == old else record for record in Records(self.path).records]
-            text = json.dumps({**provenance(), "records": self.records}, indent=1) + "\n"
-            write_whole(self.path, text.encode())
+    def replace(self, same: Same, grown: Callable[[Record], Record]) -> None:
+        """Put what a run's record has grown to in its place: that of the file, which others may have changed."""
+        with self._changing():
+            if not any(map(same, self.records)):
+                raise LookupError(
+                    f"{self.path} does not hold the record any more that was to grow: bring it back, or do that run "
+                    "anew, which reads its accuracy too"
+                )
+            self.records = [grown(record) if same(record) else record for record in self.records]
 
 
 class Results:
@@ -68,18 +72,18 @@ class Results:
         return next((record for record in found.records if _is(record, run)), None)
 
     def add(self, run: Run, measured: Record) -> None:
-        """Keep what was measured of a run, at the point that it was done at."""
-        point = self.point(run)
+        """Keep what was measured of a run, at the point that it was done at.
+
+        Where another process has recorded the same run meanwhile, its record stays, and gains only what it lacks.
+        """
+        point, same = self.point(run), partial(_is, run=run)
         assert point is not None
         known = {name: getattr(run, name) for name in ("method", "parent", "seed", "epochs", "target")}
         record = {**known, **point._asdict(), **measured}
         if run.point is not None:
-            self.grid.add(_only(GRID_FIELDS, record))
-        elif (earlier := self.find(run)) is None:
-            self.final.add(_only(FIELDS, record))
-        else:
-            commit = joined(earlier["commit"], measured["commit"])
-            self.final.replace(earlier, {**earlier, **_only(MEASURED, measured), "commit": commit})
+            self.grid.add(_only(GRID_FIELDS, record), same)
+        elif self.find(run) is not None or not self.final.add(_only(FIELDS, record), same):
+            self.final.replace(same, partial(_grown, measured=measured))
 
     def machine(self) -> str:
         """What the last of the final runs was made on."""
@@ -120,6 +124,14 @@ def _is(record: Record, run: Run) -> bool:
     if run.point is not None:
         return (record["learning_rate"], record["weight_decay"]) == run.point
     return run.method == "parent" or record["target"] == run.target
+
+
+def _grown(record: Record, measured: Record) -> Record:
+    """A record with the times of a run that had the machine to itself; another that did not adds nothing to it."""
+    if measured["train_seconds"] is None and measured["energy_j"] is None:
+        return record
+    known = {name: measured[name] for name in MEASURED if measured[name] is not None}
+    return {**record, **known, "commit": joined(record["commit"], measured["commit"])}
 
 
 def _only(names: tuple[str, ...], record: dict[str, Any]) -> Record:

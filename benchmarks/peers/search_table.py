@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from markdown_tables import markdown
-from peers.arms import ARMS
+from peers.arms import ARMS, NARROW
 from peers.intervals import paired_difference
 from peers.report import by_seed, mean
 from records import Record
@@ -27,7 +27,8 @@ ACCURACY = "validation_accuracy"
 def table(records: Sequence[Record]) -> str:
     """A row for each arm and length: validation accuracy, and the paired difference from a plain narrower network.
 
-    The operations of training are those of the epochs before the switch and of the ones after it, over the narrower
+    That network has the arm's weight decay or, where the arm has the best rates of a grid, the best of its own. The
+    operations of training are those of the epochs before the switch and of the ones after it, over the narrower
     network's.
     """
     if not records:
@@ -40,10 +41,8 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _row(runs: list[Record], by_arm: dict[str, list[Record]]) -> list[str]:
-    tuned = "learning_rate" in ARMS[runs[0]["arm"]]  # each at the best of its grid
-    narrow = by_arm["narrow, tuned" if tuned else "narrow"]
-    beside = None if runs is narrow or not narrow else by_seed(narrow, ACCURACY)
-    difference = None if beside is None else paired_difference(by_seed(runs, ACCURACY), beside)
+    beside = by_arm.get(_narrow(runs[0]["arm"]), [])
+    difference = None if runs is beside else paired_difference(by_seed(runs, ACCURACY), by_seed(beside, ACCURACY))
     return [
         runs[0]["arm"],
         str(runs[0]["epochs"]),
@@ -54,6 +53,15 @@ def _row(runs: list[Record], by_arm: dict[str, list[Record]]) -> list[str]:
         f"{mean(runs, ACCURACY):.2f}",
         "" if difference is None else str(difference),
     ]
+
+
+def _narrow(arm: str) -> str | None:
+    """The arm of a narrower network that is trained as an arm is; None where there is none with its weight decay."""
+    changes = ARMS[arm]
+    if "learning_rate" in changes:  # each at the best of its grid
+        return "narrow, tuned"
+    decay = {"weight_decay": changes["weight_decay"]} if "weight_decay" in changes else {}
+    return next((name for name, each in ARMS.items() if each == {**NARROW, **decay}), None)
 
 
 def _operations(runs: list[Record], by_arm: dict[str, list[Record]]) -> str:

@@ -37,6 +37,74 @@ def results_in(folder: Path, records: list[dict[str, Any]]) -> Any:
     return Results(folder)
 
 
+MEASURED = {
+    "trainable_params": 1,
+    "total_params": 1,
+    "flops_per_sample": 1.0,
+    "test_accuracy": 90.0,
+    "validation_accuracy": 91.0,
+    "train_seconds": None,
+    "energy_j": None,
+    "peak_mib": 5.0,
+    "commit": "abc",
+    "compiled": True,
+}
+
+
+def results_with_a_grid(folder: Path) -> Any:
+    from peers.order import grid_runs
+    from peers.results import Results
+
+    results = Results(folder)
+    for run in grid_runs("narrow", "conv4"):
+        results.add(run, MEASURED)
+    return results
+
+
+def test_what_two_processes_measure_of_one_run_is_one_record(tmp_path: Path) -> None:
+    from peers.order import Run, grid_runs
+    from peers.results import Results
+
+    results_with_a_grid(tmp_path)
+    final, in_grid = Run("narrow", "conv4", 101_810, 20, 10), grid_runs("narrow", "conv4")[0]
+    first, second = Results(tmp_path), Results(tmp_path)
+    first.add(final, MEASURED)
+    second.add(final, {**MEASURED, "test_accuracy": 80.0, "peak_mib": 7.0, "commit": "def"})
+    second.add(in_grid, {**MEASURED, "validation_accuracy": 80.0})
+    after = Results(tmp_path)
+    assert [r["test_accuracy"] for r in after.final.records] == [90.0]
+    assert (after.find(final)["peak_mib"], after.find(final)["commit"]) == (5.0, "abc")
+    assert len(after.grid.records) == len(grid_runs("narrow", "conv4"))
+    assert after.find(in_grid)["validation_accuracy"] == 91.0
+
+
+def test_no_pass_over_a_run_loses_what_another_has_measured(tmp_path: Path) -> None:
+    from peers.order import Run
+    from peers.results import Results
+
+    run = Run("narrow", "conv4", 101_810, 20, 10)
+    results_with_a_grid(tmp_path).add(run, MEASURED)
+    first, second, third = Results(tmp_path), Results(tmp_path), Results(tmp_path)
+    first.add(run, {**MEASURED, "train_seconds": 10.0, "commit": "def"})
+    second.add(run, {**MEASURED, "train_seconds": 11.0, "energy_j": 5.0, "commit": "fed"})
+    third.add(run, {**MEASURED, "train_seconds": 12.0, "commit": "fed"})
+    (found,) = Results(tmp_path).final.records
+    assert found == third.find(run)
+    assert (found["train_seconds"], found["energy_j"], found["commit"]) == (12.0, 5.0, "abc+def+fed")
+
+
+def test_times_of_a_record_that_is_gone_are_refused(tmp_path: Path) -> None:
+    from peers.order import Run
+
+    run = Run("narrow", "conv4", 101_810, 20, 10)
+    results = results_with_a_grid(tmp_path)
+    results.add(run, MEASURED)
+    results.final.path.write_text('{"records": []}')
+    with pytest.raises(LookupError, match="does not hold the record any more"):
+        results.add(run, {**MEASURED, "test_accuracy": None, "train_seconds": 10.0})
+    assert results.final.path.read_text() == '{"records": []}'
+
+
 def test_intervals_are_those_of_students_t() -> None:
     from peers.intervals import paired_difference, quantile
 

@@ -6,11 +6,14 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pcn.costs.count import count
 from pcn.models import wide_resnet20
@@ -136,6 +139,70 @@ def test_a_forked_run_equals_one_that_trains_the_first_epochs_itself(comparison:
     alone = run(dataclasses.replace(job, trunk=None, folder=job.folder.with_name("alone")))
     assert alone["test_accuracy"] == forked["test_accuracy"]
     assert alone["validation_after_switch"] is not None
+
+
+@pytest.fixture
+def at_commit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Have the code be that of a commit."""
+    from records import commit_at_start
+
+    def at(commit: str) -> None:
+        monkeypatch.setenv("PCN_COMMIT", commit)
+        commit_at_start.cache_clear()
+
+    yield at
+    commit_at_start.cache_clear()
+
+
+def test_a_forked_run_names_the_commit_of_its_first_epochs(comparison: Any, at_commit: Callable[[str], None]) -> None:
+    at_commit("abc")
+    do(comparison, "parent")
+    at_commit("def")
+    assert do(comparison, "pcn-planner")["commit"] == "abc+def"
+
+
+@pytest.mark.parametrize("kind", ["compiled", "unknown"])
+def test_a_trunk_of_another_or_unknown_kind_is_trained_anew(
+    comparison: Any, kind: str, at_commit: Callable[[str], None]
+) -> None:
+    at_commit("abc")
+    do(comparison, "parent")
+    trunk = comparison.trunk(a_run("parent"))
+    state = torch.load(trunk, weights_only=True)
+    if kind == "compiled":
+        state["compiled"] = True
+    else:
+        del state["commit"], state["compiled"]
+    torch.save(state, trunk)
+    at_commit("def")
+    assert do(comparison, "pcn-planner")["commit"] == "def"
+    anew = torch.load(trunk, weights_only=True)
+    assert (anew["commit"], anew["compiled"]) == ("def", False)
+
+
+def test_what_is_compiled_and_what_is_not_share_no_files(comparison: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from peers.comparison import Comparison
+
+    do(comparison, "parent")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    options = argparse.Namespace(**{**vars(comparison.options), "eager": False})
+    compiled, run = Comparison(comparison.results, options), a_run("parent")
+    assert compiled.job(run).compiled
+    assert compiled.trunk(run) != comparison.trunk(run)
+    assert compiled.folder(run) != comparison.folder(run)
+
+
+def test_no_compiler_finds_anything_of_earlier_runs() -> None:
+    from peers.one_run import empty_compiler_cache
+
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    before = [os.environ.get(name) for name in names]
+    with empty_compiler_cache():
+        folders = [Path(os.environ[name]) for name in names]
+        assert len(set(folders)) == 2
+        assert not any(folder.exists() and any(folder.iterdir()) for folder in folders)
+        assert not any(str(folder) == earlier for folder, earlier in zip(folders, before, strict=True))
+    assert [os.environ.get(name) for name in names] == before
 
 
 def test_a_solo_pass_adds_times_and_reads_no_test_set(comparison: Any) -> None:

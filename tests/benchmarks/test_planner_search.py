@@ -148,6 +148,27 @@ def test_trials_of_the_search_fork_from_one_parent(tiny_search: Any) -> None:
     assert len(search.table(tiny_search.records.records).splitlines()) == 6
 
 
+def test_two_processes_record_a_trial_once(tiny_search: Any) -> None:
+    import planner_search as search
+    from records import Records
+
+    other = search.Search(Records(tiny_search.records.path), tiny_search.options)
+    for each, accuracy in ((tiny_search, 90.0), (other, 80.0)):
+        each.finished(search.Trial("taylor", 0), {**dict.fromkeys(search.FIELDS), "validation_accuracy": accuracy})
+    assert [r["validation_accuracy"] for r in Records(tiny_search.records.path).records] == [90.0]
+    assert other.recorded(search.Trial("taylor", 0))
+
+
+def test_trunks_say_how_they_were_trained_in_their_names(tiny_search: Any) -> None:
+    import planner_search as search
+
+    trial = search.Trial("taylor", 0)
+    tiny_search.compiled = True
+    compiled = tiny_search.trunk(trial), tiny_search.folder(trial)
+    tiny_search.compiled = False
+    assert not set(compiled) & {tiny_search.trunk(trial), tiny_search.folder(trial)}
+
+
 def test_a_parent_that_is_known_is_trained_again_as_far_as_others_fork(tiny_search: Any) -> None:
     import planner_search as search
 
@@ -220,3 +241,30 @@ def test_the_search_compares_arms_with_a_narrower_network_over_as_many_epochs() 
         "| narrow | 60 | 1 | 1,094,154 | 1.00 | 50.00 | 92.00 |  |",
         "| taylor | 60 | 1 | 1,094,154 |  | 50.00 | 92.50 | +0.50 (one pair) |",
     ]
+
+
+def test_arms_are_compared_with_the_narrower_network_that_is_trained_as_they_are() -> None:
+    from peers.search_table import table
+
+    def trial(arm: str, accuracy: float) -> dict[str, Any]:
+        known = {"arm": arm, "seed": 0, "epochs": 20, "switch_epoch": 2, "validation_after_switch": 50.0}
+        return {**known, "validation_accuracy": accuracy, "trainable_params": 1, "flops_per_sample": 1.0}
+
+    accuracies = {
+        "narrow": 90.0,
+        "narrow, tuned": 80.0,
+        "narrow, decay 5e-4": 70.0,
+        "taylor": 91.0,
+        "parent, tuned": 82.0,
+        "decay 5e-4": 73.0,
+        "fresh optimizer, no decay": 94.0,
+    }
+    lines = table([trial(arm, accuracy) for arm, accuracy in accuracies.items()]).splitlines()[2:]
+    shown = {cells[0]: cells[-1] for cells in ([cell.strip() for cell in line[1:-1].split("|")] for line in lines)}
+    assert shown == {
+        **dict.fromkeys(("narrow", "narrow, tuned", "narrow, decay 5e-4"), ""),
+        "taylor": "+1.00 (one pair)",
+        "parent, tuned": "+2.00 (one pair)",
+        "decay 5e-4": "+3.00 (one pair)",
+        "fresh optimizer, no decay": "",
+    }

@@ -207,6 +207,11 @@ def test_records_are_kept_and_skipped(tmp_path: Path) -> None:
     stored = json.loads(path.read_text())
     assert set(stored) == {"command", "commit", "hardware", "versions", "records"}
     assert [record["seed"] for record in stored["records"]] == [0, 1, 2]
+    written = path.stat()
+    assert not again.add({"network": "conv4", "seed": 2}, lambda record: record["seed"] == 2)  # nor twice
+    assert again.has(seed=2)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+    assert again.add({"network": "conv4", "seed": 3}, lambda record: record["seed"] == 3)
 
 
 @pytest.mark.parametrize("together", [1, 2])

@@ -86,6 +86,64 @@ def test_measured_worth_is_the_distance_that_truncation_makes(compare: object) -
     assert bool((worth.diff() >= 0).all())
 
 
+def mean_loss(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).square().mean()
+
+
+@pytest.mark.parametrize("worth", [pcn.Taylor(mean_loss), pcn.Divergence(), pcn.Divergence(prediction_divergence)])
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_how_samples_are_cut_into_batches_means_nothing(worth: pcn.planner.Worth, outputs: int) -> None:
+    if outputs == 1 and getattr(worth, "compare", None) is prediction_divergence:
+        return  # no classes
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, outputs)).double()
+    x = torch.randn(33, 8, dtype=torch.double)
+    x[-1] *= 20
+    stats = pcn.analyze(model, [x])
+    whole, parts, empty = (worth(model, stats, ["2"], cut)["2"] for cut in ([x], x.split(16), [x[:0], x, x[:0]]))
+    torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-9)
+    assert torch.equal(empty, whole)
+    with pytest.raises(pcn.StatisticsError, match="no batch"):
+        worth(model, stats, ["2"], [x[:0]])
+
+
+class Query(nn.Module):
+    """A layer that reads one vector for all samples, and one that some batches have no sample for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(96))
+        self.asks, self.reads, self.expert, self.last = (nn.Linear(96, n) for n in (12, 12, 12, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.reads(x) + self.asks(self.query)
+        hidden = hidden.index_add(0, (x[:, 0] > 2).nonzero()[:, 0], self.expert(x[x[:, 0] > 2]))
+        return self.last(nn.functional.pad(hidden.relu(), (0, 84)))
+
+
+@pytest.mark.parametrize("worth", [pcn.Taylor(), pcn.Divergence(), pcn.Divergence(prediction_divergence)])
+def test_a_layer_may_read_a_vector_alone_or_nothing_at_all(worth: pcn.planner.Worth) -> None:
+    torch.manual_seed(0)
+    model, batches = Query(), [torch.randn(64, 96) for _ in range(2)]
+    batches[0][:, 0], batches[1][:, 0] = 0, 3
+    stats = pcn.analyze(model, batches)
+    found = worth(model, stats, ["asks", "reads", "expert"], batches)
+    assert all(len(each) == 97 for each in found.values())
+    assert float(found["reads"][-1]) > 0
+    assert float(found["expert"][-1]) > 0
+
+
+def test_a_model_without_numbers_to_compare_says_so() -> None:
+    class Class(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).argmax(-1)
+
+    x = torch.randn(32, 12)
+    model = Class()
+    with pytest.raises(pcn.ConfigError, match="no floating-point numbers: give compare="):
+        pcn.Divergence()(model, pcn.analyze(model, [x]), ["fc2"], [x])
+
+
 @pytest.mark.parametrize("worth", [pcn.Response(), pcn.Taylor(), pcn.Divergence()])
 def test_measuring_leaves_no_trace(worth: pcn.planner.Worth) -> None:
     model, x = built(ConvNet, 3, 8, 8)

@@ -53,11 +53,28 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str) -> None:
     assert damaged == [last.name]
 
 
+def test_a_damaged_one_takes_no_whole_ones_place(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.write(50, state(50))
+    last = checkpoints.write(100, state(100))
+    last.write_bytes(b"half of")
+    checkpoints.newest(CPU)
+    assert last.with_name(f"{last.name}.damaged").read_bytes() == b"half of"
+    for step in (60, 70, 80):
+        newest = checkpoints.write(step, state(step))
+    assert sorted(int(path.name[:12]) for path in tmp_path.glob("*.pt")) == [70, 80]
+    newest.write_bytes(b"half of")
+    found, damaged = checkpoints.newest(CPU)
+    assert found is not None
+    assert (found["step"], damaged) == (70, [newest.name])
+
+
 def test_when_all_are_damaged_nothing_starts_over_silently(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.write(1, state(1)).write_bytes(b"nothing")
-    with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
-        checkpoints.newest(CPU)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
+            checkpoints.newest(CPU)
 
 
 def test_what_a_killed_process_was_writing_is_cleared_away(tmp_path: Path) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from pcn.errors import StatisticsError
+from pcn.errors import ConfigError, StatisticsError
 from pcn.layers import layer_type
 from pcn.planner.values import Values, directions_of, forward_of
 from pcn.running.example import Example, device_of
@@ -20,7 +21,8 @@ from pcn.running.outputs import logits_of
 from pcn.running.untouched import untouched
 from pcn.statistics import Statistics
 
-Compare = Callable[[Any, Any], Tensor]
+ROUNDING = 1e-9  # of a distance: a divergence of equal predictions may come out a little below zero
+Compare = Callable[[Any, Any], Tensor | float]
 
 
 def prediction_divergence(before: Any, after: Any) -> Tensor:
@@ -31,14 +33,37 @@ def prediction_divergence(before: Any, after: Any) -> Tensor:
 
 def output_distance(before: Any, after: Any) -> Tensor:
     """The squared distance of all outputs from those before, relative to their own variance."""
-    pairs = [
-        (a.double(), b.double())
-        for a, b in zip(tree_leaves(before), tree_leaves(after), strict=True)
-        if isinstance(a, Tensor) and a.is_floating_point()
-    ]
-    moved = torch.stack([(b - a).square().sum() for a, b in pairs]).sum()
-    spread = torch.stack([(a - a.mean()).square().sum() for a, _ in pairs]).sum()
-    return moved / spread.clamp_min(torch.finfo(torch.float64).tiny)
+    return _distance_relative_to([before])(before, after)
+
+
+def _distance_relative_to(outputs: Sequence[Any]) -> Callable[[Any, Any], Tensor]:
+    """The same, relative to the variance over several batches: a batch of one sample may have none of its own."""
+    variance = _variance(outputs).clamp_min(torch.finfo(torch.float64).tiny)
+
+    def compare(before: Any, after: Any) -> Tensor:
+        pairs = zip(_numbers(before), _numbers(after), strict=True)
+        return _mean_square(b.double() - a.double() for a, b in pairs) / variance
+
+    return compare
+
+
+def _variance(outputs: Sequence[Any]) -> Tensor:
+    """That of all numbers that a model puts out over some batches, each of its outputs around a mean of its own."""
+    alike = [[part for part in parts if part is not None] for parts in zip_longest(*map(_numbers, outputs))]
+    means = [torch.stack([p.double().sum() for p in parts]).sum() / sum(p.numel() for p in parts) for parts in alike]
+    return _mean_square(part.double() - mean for parts, mean in zip(alike, means, strict=True) for part in parts)
+
+
+def _numbers(output: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _mean_square(differences: Iterable[Tensor]) -> Tensor:
+    """The mean over the elements of all of them."""
+    sums = [(each.square().sum(), each.numel()) for each in differences]
+    if not sums:
+        raise ConfigError("the model puts out no floating-point numbers: give compare=... yourself")
+    return torch.stack([total for total, _ in sums]).sum() / sum(number for _, number in sums)
 
 
 @dataclass(frozen=True)
@@ -53,25 +78,56 @@ class Divergence:
     finest: int = 16
     needs_batches: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if not callable(self.compare):
+            raise ConfigError(f"compare={self.compare!r}: give a function of the outputs before and after")
+        if not isinstance(self.finest, int) or self.finest < 1:
+            raise ConfigError(f"finest={self.finest!r}: give a whole number from 1")
+
     def __call__(self, model: nn.Module, stats: Statistics, layers: Sequence[str], batches: Iterable[Any]) -> Values:
         device = device_of(model)
         with untouched(model, stats.mode_without_dropout):
             calls = [Example.of(batch, forward_of(stats), device) for batch in batches]
+            calls = [call for call in calls if not call.is_empty]
             if not calls:
                 raise StatisticsError("there was no batch to compare outputs on: give batches=, a list or a function")
             before = [call.call(model) for call in calls]
-            return {name: self._curve(model, stats, name, calls, before) for name in layers}
+            compare = _distance_relative_to(before) if self.compare is output_distance else self.compare
 
-    def _curve(self, model: nn.Module, stats: Statistics, name: str, calls: list[Example], before: list[Any]) -> Tensor:
+            def distance() -> float:
+                each = [compare(b, call.call(model)) for b, call in zip(before, calls, strict=True)]
+                return _over_samples([_number(mean) for mean in each], calls)
+
+            return {name: self._curve(model, stats, name, distance) for name in layers}
+
+    def _curve(self, model: nn.Module, stats: Statistics, name: str, distance: Callable[[], float]) -> Tensor:
         _, width, known = directions_of(stats, name)[2].shape
         tried = {known, *(max(1, known >> power) for power in range(1, self.finest.bit_length()))} - {width}
         ranks = [0, *sorted(tried), width]
         distances = []
         for rank in ranks[:-1]:
             with changed_inputs(model, {name: _truncation(model, stats, name, rank)}):
-                each = [self.compare(b, call.call(model)) for b, call in zip(before, calls, strict=True)]
-            distances.append(float(torch.stack([distance.cpu() for distance in each]).mean()))
+                distances.append(distance())
         return _interpolated(ranks, [*distances, 0.0])
+
+
+def _number(distance: Tensor | float) -> float:
+    """What a function of one's own has measured, if it is a distance."""
+    if not isinstance(distance, Tensor | int | float) or (isinstance(distance, Tensor) and distance.numel() != 1):
+        given = f"shape {tuple(distance.shape)}" if isinstance(distance, Tensor) else f"type {type(distance).__name__}"
+        raise ConfigError(f"compare returned something of {given}: have it return one number for a whole batch")
+    if float(distance) < -ROUNDING:
+        raise ConfigError(
+            f"compare returned a negative number, {float(distance):g}: have it return a distance, which is 0 where the "
+            "outputs are the same"
+        )
+    return max(0.0, float(distance)) if math.isfinite(float(distance)) else float(distance)
+
+
+def _over_samples(means: Sequence[float], calls: Sequence[Example]) -> float:
+    """The mean over all samples from that over each batch: how they are cut into batches means nothing."""
+    weights = [call.samples or 1 for call in calls]  # inputs without a tensor do not say how many samples they are
+    return sum(weight * mean for weight, mean in zip(weights, means, strict=True)) / sum(weights)
 
 
 def _truncation(model: nn.Module, stats: Statistics, name: str, rank: int) -> Callable[[Tensor], Tensor]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pcn.errors import StatisticsError
+from pcn.errors import ConfigError, StatisticsError
 from pcn.layers import layer_type
 from pcn.planner.values import Values, added_up, directions_of, forward_of
 from pcn.running.example import Example
@@ -31,6 +31,10 @@ class Taylor:
     loss: Loss | None = None
     needs_batches: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if self.loss is not None and not callable(self.loss):
+            raise ConfigError(f"loss={self.loss!r}: give a function of model and batch")
+
     def __call__(self, model: nn.Module, stats: Statistics, layers: Sequence[str], batches: Iterable[Any]) -> Values:
         sums = {name: _Sum(model, stats, name) for name in layers}
         forward = forward_of(stats)
@@ -38,7 +42,10 @@ class Taylor:
         samples = 0
         with untouched(model, stats.mode_without_dropout):
             for batch in batches:
-                reads = Reads(model, sums, Example.of(batch, forward).samples)
+                example = Example.of(batch, forward)
+                if example.is_empty:  # it has no loss
+                    continue
+                reads = Reads(model, sums, example.samples)
                 with reads.watching():
                     value = loss(model, batch)
                 for name, x, gradient in reads.gradients(value):
@@ -60,11 +67,11 @@ class _Sum:
         self.total = self.vectors.new_zeros(self.vectors.shape[-1])
 
     def add(self, x: Tensor, gradient: Tensor) -> None:
-        groups = len(self.vectors)
         vectors = self.vectors.float()
+        inputs, slopes = (as_vectors(t, self.spatial, len(vectors)).split(SAMPLES) for t in (x, gradient))
         # Some samples at a time: the coordinates of a whole batch would take as much memory as its activations.
-        for part, slope in zip(x.split(SAMPLES), gradient.split(SAMPLES), strict=True):
-            inputs, slopes = (as_vectors(t, self.spatial, groups).float() for t in (part, slope))
-            coordinates = torch.einsum("npgw,gwr->npgr", inputs - self.mean.to(inputs), vectors)
-            terms = (coordinates * torch.einsum("npgw,gwr->npgr", slopes, vectors)).sum(1)
+        for part, slope in zip(inputs, slopes, strict=True):
+            centred = part.float() - self.mean.to(part.device, torch.float32)
+            coordinates = torch.einsum("npgw,gwr->npgr", centred, vectors)
+            terms = (coordinates * torch.einsum("npgw,gwr->npgr", slope.float(), vectors)).sum(1)
             self.total += terms.double().square().sum((0, 1)).to(self.total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import shorten
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -59,9 +60,12 @@ def check_values(values: Values, widths: Mapping[str, int]) -> None:
     """Raise unless there is a sensible number for every number of directions of every layer."""
     for layer, width in widths.items():
         worth = values.get(layer)
-        if worth is None or tuple(worth.shape) != (width + 1,):
-            shape = "nothing" if worth is None else f"numbers of shape {tuple(worth.shape)}"
-            raise ConfigError(f"the worth of {layer!r} is {shape}: give what 0, 1, ..., {width} directions are worth")
+        if not isinstance(worth, Tensor) or tuple(worth.shape) != (width + 1,):
+            found = f"a tensor of shape {tuple(worth.shape)}" if isinstance(worth, Tensor) else repr(worth)
+            raise ConfigError(
+                f"the worth of {layer!r} is {shorten(found, 60)}: give what 0, 1, ..., {width} directions are worth, "
+                "as one tensor"
+            )
         if not bool(worth.isfinite().all()):
             raise StatisticsError(f"the worth of {layer!r} is not finite: the loss or the outputs may hold NaN")
         if bool((worth.diff() < 0).any()) or float(worth[0]) != 0:

@@ -83,8 +83,13 @@ class Reads:
 
     def gradients(self, loss: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield layer, input and gradient for every call: that of each sample's own loss, by what this layer reads."""
-        if not self._read:
+        if not self._layers:
             return
+        if not self._read:
+            raise ConfigError(
+                "the loss is that of a model of which no layer that is looked at was called: give a function of model "
+                "and batch that calls the model that it is given"
+            )
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             given = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
             raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,4 +37,5 @@ def as_vectors(x: Tensor, spatial: int, groups: int) -> Tensor:
     """View a layer's input as (samples, positions, groups, channels of one)."""
     x = x.unsqueeze(0) if x.dim() == spatial + 1 else x
     x = x.movedim(-(spatial + 1), -1)
-    return x.reshape(len(x), -1, groups, x.shape[-1] // groups)
+    # The positions are counted: of no samples, which a layer of experts may get, reshape could not tell them.
+    return x.reshape(len(x), prod(x.shape[1:-1]), groups, x.shape[-1] // groups)

@@ -13,10 +13,11 @@ from pcn.errors import CheckpointError
 from pcn.whole_files import write_whole
 
 KEPT = 2  # the newest, and the one before it in case the newest is damaged later
+DAMAGED = ".damaged"  # ends the names of files that were set aside
 
 
 class Checkpoints:
-    """A folder of checkpoints named ``<steps done>-<checksum>.pt``."""
+    """A folder of checkpoints named ``<steps done>-<checksum>.pt``; those found damaged end in ``.pt.damaged``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,24 +43,32 @@ class Checkpoints:
         return path
 
     def newest(self, device: torch.device) -> tuple[dict[str, Any] | None, list[str]]:
-        """Read the newest checkpoint that is whole; also say which ones were not."""
+        """Read the newest checkpoint that is whole; also say which ones were not, and set those aside."""
         for leftover in self.folder.glob(".*.pt"):  # a process was killed while it wrote this
             leftover.unlink()
-        damaged: list[str] = []
+        damaged: list[Path] = []
         for path in reversed(self._files()):
             data = path.read_bytes()
             if path.stem.rpartition("-")[2] == _checksum(data):
-                return torch.load(io.BytesIO(data), map_location=device, weights_only=True), damaged
-            damaged.append(path.name)
-        if damaged:
+                _set_aside(damaged)
+                state = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+                return state, [each.name for each in damaged]
+            damaged.append(path)
+        if damaged:  # they keep their names: without any, the next start would be afresh
             raise CheckpointError(
-                f"every checkpoint in {self.folder} is damaged ({', '.join(damaged)}): "
+                f"every checkpoint in {self.folder} is damaged ({', '.join(each.name for each in damaged)}): "
                 "bring one back from a backup, or remove the folder to start afresh"
             )
         return None, []
 
     def _files(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("*.pt") if not path.name.startswith("."))
+
+
+def _set_aside(damaged: list[Path]) -> None:
+    """Rename files, which may be mended yet: as the newest by name they would take the place of whole ones."""
+    for path in damaged:
+        path.replace(path.with_name(path.name + DAMAGED))
 
 
 def _checksum(data: bytes | memoryview) -> str:
