@@ -93,7 +93,7 @@ BESIDE = {
     ("Switch", "fade"): "steps over which what the cut takes away fades first; needs `after_step` after each of them, "
     "and neither `keep_outputs`, `drop_channels` nor `keep_dropped`",
     ("Budget", "params"): 'trained parameters: a number (1 is one), or a fraction of now (1.0 and `"100%"` are all)',
-    ("Budget", "flops"): "operations of linear and convolutional layers per sample, likewise",
+    ("Budget", "flops"): "operations per sample in matrix products and convolutions, likewise",
     ("Budget", "step_ms"): 'milliseconds of a training step (5, `"0.5 ms"`), or a fraction of now (0.5, `"50%"`)',
     ("Budget", "memory_mib"): 'MiB that training holds (5, `"0.5 MiB"`), or a fraction of now (0.5, `"50%"`)',
     ("Switch", "measured"): "costs from `pcn.measure_costs`, for a budget of time or memory",

@@ -104,7 +104,8 @@ def any_basis(width: int) -> Basis:
     """A random mean, and as full basis the unit vectors, mirrored in a random plane."""
     normal = nn.functional.normalize(torch.randn(width, dtype=torch.float64), dim=0)
     mirrored = torch.eye(width, dtype=torch.float64).addr_(normal, normal, alpha=-2)
-    return Basis(torch.randn(width, dtype=torch.float64), mirrored)
+    ones = torch.ones(1, width, dtype=torch.float64)
+    return Basis(torch.randn(width, dtype=torch.float64), mirrored, ones, ones.sum(1))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from explicit_form import CONVOLVE, Case, cases, channels_first, channels_last, convolve_valid, distance, explicit, pad
 from pcn.errors import PlanError
-from pcn.maths.moments import project_first_moment, project_second_moment
+from pcn.maths.moments import project_first_moment
 from pcn.maths.products import select_inputs
 from pcn.maths.transform import (
     Projected,
@@ -140,14 +140,9 @@ def test_the_first_moment_follows_the_gradient(drawn: tuple[Case, Tensor], order
     assert distance(bias.grad, new_bias.grad) < 1e-12
 
 
-def test_moments_without_a_bias_and_squared() -> None:
+def test_moments_without_a_bias() -> None:
     moment, basis, mean = torch.randn(4, 6), torch.linalg.qr(torch.randn(6, 6))[0][:, :3], torch.randn(6)
     assert torch.allclose(project_first_moment(moment, None, mean, basis), moment @ basis, atol=1e-6)
-    squared = project_second_moment(moment**2, basis)
-    assert torch.allclose(squared, moment**2 @ basis**2, atol=1e-6)
-    assert (squared >= 0).all()
-    kept = torch.tensor([0, 4])
-    assert torch.allclose(project_second_moment(moment**2, basis[kept], kept), (moment**2)[:, kept] @ basis[kept] ** 2)
 
 
 def test_results_have_the_dtype_of_the_weight() -> None:

@@ -106,9 +106,9 @@ def test_a_budget_that_frozen_layers_put_out_of_reach_says_so_of_them() -> None:
     assert "frozen" not in str(unfrozen.value)
     model.requires_grad_(False)
     model[9].requires_grad_(True)
-    with pytest.raises(pcn.ConfigError, match=r"frozen layers \(0, 3, 7\) neither count nor change"):
+    with pytest.raises(pcn.ConfigError, match=r"frozen weights \(0, 3, 7\) neither count nor change"):
         pcn.compress_(model, [BATCH], params=0.01)
-    with pytest.raises(pcn.ConfigError, match=r"frozen layers \(0, 3, 7\) do not change"):
+    with pytest.raises(pcn.ConfigError, match=r"frozen weights \(0, 3, 7\) do not change"):
         pcn.compress_(model, [BATCH], flops=0.01)
 
 

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import pcn
+from pcn.costs.usage import Usage
+from pcn.planner.measured import LayerUsage, Measured
 from pcn.planner.question import Question
 from pcn.planner.reachable import check_reachable
 from pcn.running.example import Example
@@ -164,3 +167,72 @@ def test_time_that_no_rank_saves_is_said_as_such(monkeypatch: pytest.MonkeyPatch
     assert said is not None
     assert "no rank of any layer takes less than the layer does now: the least is" in said
     assert "step" not in said.split("the least is")[1]
+
+
+def dearer(model: nn.Module, batch: torch.Tensor) -> Measured:
+    """Measurements in which every form takes twice the memory, and the time, of its layer."""
+    measured = pcn.measure_costs(model, batch, times=False)
+    layers = {
+        name: LayerUsage(Usage(1000, 1000), dict.fromkeys(layer.tried, Usage(2000, 2000)))
+        for name, layer in measured.layers.items()
+    }
+    return replace(measured, rest=Usage(1000, 1000), layers=layers)
+
+
+@pytest.mark.parametrize("limit", [{"memory_mib": 100_000}, {"step_ms": 100_000}, {"flops": 1.0}])
+@pytest.mark.parametrize("step", [1, 8])
+def test_a_limit_that_is_far_away_puts_no_other_out_of_reach(limit: dict[str, Any], step: int) -> None:
+    model = network()
+    stats, measured = pcn.analyze(model, [BATCH]), dearer(model, BATCH)
+    alone = pcn.Budget(params=0.6, step=step)
+    both = replace(alone, **limit)
+    pcn.Switch(model, None, both, measured=measured, example=BATCH)
+    plan = pcn.make_plan(model, stats, both, measured=measured)
+    assert plan.trainable_after <= 0.6 * sum(parameter.numel() for parameter in model.parameters())
+    ranks = {name: layer.rank for name, layer in plan.layers.items()}
+    found = pcn.make_plan(model, stats, alone)
+    assert ranks == {name: layer.rank for name, layer in found.layers.items()}
+
+
+def test_no_layer_gets_dearer_where_others_can_save_enough() -> None:
+    model = network()
+    stats, measured = pcn.analyze(model, [BATCH]), dearer(model, BATCH)
+    calm = LayerUsage(Usage(1000, 1000), dict.fromkeys(measured.layers["7"].tried, Usage(500, 500)))
+    measured = replace(measured, layers={**measured.layers, "7": calm})
+    plan = pcn.make_plan(model, stats, pcn.Budget(params=0.7, step_ms=100_000), measured=measured)
+    assert [layer.name for layer in plan.transformed] == ["7"]
+    plan = pcn.make_plan(model, stats, pcn.Budget(params=0.35, step_ms=100_000), measured=measured)
+    assert len(plan.transformed) > 1
+
+
+def test_limits_that_cannot_be_met_together_are_refused_when_a_switch_is_made() -> None:
+    model = network()
+    stats, measured = pcn.analyze(model, [BATCH]), dearer(model, BATCH)
+    budget = pcn.Budget(params=0.6, step_ms=1.0)  # no rank saves parameters and takes no longer
+    said = refusal(lambda: pcn.Switch(model, None, budget, measured=measured))
+    assert said is not None
+    assert said.startswith("no ranks were found that meet all limits of the budget together: the closest take ")
+    assert said == refusal(lambda: Question.of(model, stats, budget, pcn.trace(model, BATCH), measured))
+
+
+def test_limits_that_only_a_mixture_meets_are_met() -> None:
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
+    stats = pcn.analyze(model, [torch.randn(200, 64)])
+    # Each layer trains a quarter for a tenth more time: half of the layers may, and all save too little time.
+    layers = {
+        name: LayerUsage(Usage(1000), {(16, None): Usage(1100), (64, None): Usage(2000)}) for name in stats.layers
+    }
+    budget = pcn.Budget(params=0.65, step_ms="0.0127 ms", step=16)
+    plan = pcn.make_plan(model, stats, budget, measured=Measured(Usage(), layers))
+    assert plan.usage is not None
+    assert plan.usage.after.time_ns <= 12_700
+    assert plan.trainable_after <= 0.65 * plan.trainable_before
+
+
+def test_layers_with_too_many_outputs_to_choose_from_are_not_foretold_to() -> None:
+    model = nn.Sequential(nn.Linear(64, 1032), nn.ReLU(), nn.Linear(1032, 64))
+    stats, graph = pcn.analyze(model, [torch.randn(100, 64)]), pcn.trace(model, torch.randn(2, 64))
+    budget = pcn.Budget(params=1, two_sided=True)
+    assert refusal(lambda: check_reachable(model, budget)) == refusal(
+        lambda: Question.of(model, stats, budget, graph, None)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from pcn.planner.narrowing import first_kept
 from pcn.plans.wiring import Wiring
 from random_models.choices import Choices
 from random_models.model import random_case
-from small import ConvNet, Residual
+from small import ConvNet, Residual, vectors
 
 KINDS = {"convolutional": (ConvNet, (3, 8, 8)), "residual": (Residual, (12,))}
 
@@ -182,3 +183,38 @@ def test_channels_that_go_several_at_a_time_say_so() -> None:
     assert plan.narrowed(graph, {"stem": 4}).layers["stem"].kept_outputs == 4
     with pytest.raises(pcn.CouplingError, match="'stem' cannot have 5 outputs: they go 2 at a time; 4 would do"):
         plan.narrowed(graph, {"stem": 5})
+
+
+@pytest.mark.parametrize("frozen", [(), ("0",), ("2",), ("0", "2"), ("0", "2", "4", "6")])
+@pytest.mark.parametrize("what", ["all", "weight", "bias"])
+def test_frozen_layers_keep_their_widths_and_the_others_train_as_much_as_the_plans(
+    frozen: tuple[str, ...], what: str
+) -> None:
+    torch.manual_seed(0)
+    sizes, x = (32, 96, 96, 96, 10), torch.randn(256, 32)
+    layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+    model = nn.Sequential(*layers[:-1])
+    for name in frozen:
+        layer = model.get_submodule(name)
+        (layer if what == "all" else getattr(layer, what)).requires_grad_(False)
+    graph, stats = pcn.trace(model, x), pcn.analyze(model, [x])
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=0.5, layers=dict.fromkeys(frozen, pcn.LayerRule())))
+    widths = plan.suggest_widths(graph)
+    if what != "bias":
+        assert all(widths[name] == plan.layers[name].out_features for name in frozen)
+    plan.narrowed(graph, widths).reshape_(model)
+    model(x)
+    if set(frozen) != {"0", "2", "4", "6"}:
+        assert 0.95 * plan.trainable_after <= count(model).trainable <= plan.trainable_after
+
+
+def test_a_frozen_layer_cannot_be_narrowed() -> None:
+    model, x = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5)), vectors(4)
+    model[2].requires_grad_(False)
+    graph = pcn.trace(model, x)
+    plan = pcn.make_plan(model, None, pcn.PCNConfig(rank=0.5), graph=graph, example=x)
+    for name in ("0", "2"):  # what it reads stays too
+        with pytest.raises(
+            pcn.CouplingError, match=f"'{name}' cannot have 8 outputs of 16: the weight of '2' is frozen"
+        ):
+            plan.narrowed(graph, {name: 8})

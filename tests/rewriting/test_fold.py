@@ -532,3 +532,16 @@ def test_a_layer_of_a_type_from_outside_says_its_old_sizes(monkeypatch: pytest.M
     fold_(model)
     assert isinstance(model[2], OwnLinear)
     assert model[2].weight.shape == (model[2].out_features, model[2].in_features) == (32, 32)
+
+
+def test_gathered_gradients_go_along_as_momentum_does() -> None:
+    model, x = Mlp().double(), vectors(40).double()
+    compress_(model, [x], PCNConfig(rank=6, skip_larger=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.0)
+    model(x).square().sum().backward()
+    twin = copy.deepcopy(model)
+    optimizer.step()  # from rest: what is remembered is this very gradient
+    model.load_state_dict(twin.state_dict())
+    fold_(model, optimizer=optimizer)
+    for parameter in model.parameters():
+        torch.testing.assert_close(parameter.grad, optimizer.state[parameter]["momentum_buffer"])

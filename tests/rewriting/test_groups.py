@@ -181,3 +181,18 @@ def test_the_way_back_takes_muons_momentum_along_and_a_gained_bias_away() -> Non
     assert {id(p) for p in sgd.param_groups[0]["params"]} == {id(p) for _, p in of_dimension(model, 1)}
     torch.testing.assert_close(muon.state[model[3].weight]["momentum_buffer"], momentum @ basis.T)
     train(model, [muon, sgd], range(3, 5))
+
+
+def test_a_trained_basis_trains_where_no_optimizer_holds_the_bias() -> None:
+    model = dense()
+    for layer in (model[0], model[2]):
+        layer.bias.requires_grad_(False)
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+    stats = pcn.analyze(model, [batch(0)[0]])
+    config = pcn.PCNConfig(rank=4, skip_larger=False, train_basis=True)
+    pcn.make_plan(model, stats, config).apply_(model, stats, optimizer=optimizer, strict=True)
+    held = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
+    assert held == {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    before = model[0].basis.detach().clone()
+    train(model, [optimizer], range(2))
+    assert not torch.equal(before, model[0].basis)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,3 +99,48 @@ def test_hooks_move_along_when_a_saved_plan_is_taken_up() -> None:
     pcn.get_plan(model).reshape_(again)
     again(torch.ones(1, 5)).sum().backward()
     assert len(seen) == 1
+
+
+class Words(nn.Module):
+    """An embedding of sparse gradients, whose channels go into a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 6, sparse=True)
+        self.more, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, index: Tensor) -> Tensor:
+        x = self.words(index)
+        return self.out(torch.tanh(x + self.more(x)))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sparse_gradients_and_momentum_are_cut_too(momentum: float) -> None:
+    model, index = Words(), torch.tensor([1, 4, 4, 7])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    model(index).square().sum().backward()
+    optimizer.step()
+    stats = pcn.analyze(model, [torch.arange(10)])
+    config = pcn.PCNConfig(layers={"more": pcn.LayerRule(rank=3, keep_outputs=4), "out": pcn.LayerRule(rank=3)})
+    plan = pcn.make_plan(model, stats, replace(config, rank=None, skip_larger=False))
+    kept, before = plan.kept("words.weight", 1), model.words.weight.grad.to_dense()
+    plan.apply_(model, stats, optimizer=optimizer)
+    assert kept is not None
+    torch.testing.assert_close(model.words.weight.grad.to_dense(), before[:, list(kept)])
+    model(index).square().sum().backward()
+    optimizer.step()
+
+
+def test_state_inside_lists_does_not_go_along_unseen() -> None:
+    model = network()
+
+    class Remembers(torch.optim.SGD):
+        """Keeps old gradients in a list."""
+
+    optimizer = Remembers(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["history"] = [torch.zeros_like(parameter)]
+    stats = pcn.analyze(model, [torch.randn(40, 5)])
+    plan = pcn.make_plan(model, stats, CONFIG)
+    with pytest.raises(pcn.PlanError, match="remembers 'history', which is unknown"):
+        plan.apply_(model, stats, optimizer=optimizer, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -160,3 +161,25 @@ def test_synchronised_norms_are_measured_too() -> None:
     x = images(0)[0]
     pcn.recalibrate_(model, [x])
     torch.testing.assert_close(model[1].running_mean, model[0](x).mean((0, 2, 3)).detach())
+
+
+def test_a_switch_whose_recalibration_fails_leaves_everything_as_it_was() -> None:
+    """The look, in eval mode, takes a batch of one sample, which batch norm in train mode does not."""
+    model = nn.Sequential(nn.Linear(12, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batches = list(torch.randn(65, 12).split(64))
+    switch = pcn.Switch(model, optimizer, pcn.PCNConfig(rank=4, skip_larger=False), at=1, recalibrate=True)
+    before = record(model)
+    with pytest.raises(pcn.StatisticsError, match="one sample"):
+        switch.after_epoch(1, batches)
+    assert record(model) == before
+    assert switch.plan is None
+    assert switch.after_epoch(2, batches[:1]) is not None  # and can be tried again
+
+
+def test_an_averaged_copy_is_recalibrated_too() -> None:
+    model = convolutional()
+    ema = copy.deepcopy(model)
+    batches = [images(seed, 16)[0] for seed in range(2)]
+    pcn.Switch(model, None, CONFIG, ema=ema, recalibrate=True).now(iter(batches))
+    torch.testing.assert_close(ema.eval()(batches[0]), model.eval()(batches[0]))

@@ -294,3 +294,25 @@ def test_a_cut_that_fails_leaves_the_fading_as_it_is_and_can_be_tried_again() ->
     before = model(x)
     assert switch.after_step(3, [x]) is not None
     torch.testing.assert_close(model(x), before)
+
+
+class Frozen(Normed):
+    """Keeps its second batch norm as it is, whatever mode it trains in."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.bn2.eval()
+        return self
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_frozen_batch_norm_takes_no_mean_off(mode: bool) -> None:
+    model, x = Frozen().train(mode), torch.randn(32, 3, 6, 6)
+    stats = pcn.analyze(model, [x])
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(**CONFIG))
+    assert [plan.layers[name].batch_normed for name in ("conv1", "conv2", "fc2")] == [True, False, False]
+    assert pcn.Plan.from_json(plan.to_json()) == plan
+    assert [module.training for module in (model, model.bn1, model.bn2)] == [mode, mode, False]
+    switch = pcn.Switch(model, torch.optim.SGD(model.parameters(), 0.1), pcn.PCNConfig(**CONFIG), at=1, fade=4)
+    with pytest.raises(pcn.ConfigError, match=r"'conv2' cannot fade: .* no batch norm that trains"):
+        switch.after_epoch(1, [x])

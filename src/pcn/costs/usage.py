@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
 MIB = 2**20
 MS = 10**6  # nanoseconds in a millisecond
 PARTS = ("weights", "gradients", "optimizer", "activations")
+
+
+def shown(amount: float, places: int = 1) -> str:
+    """A number with so many places behind the point, or more where less than two digits of it would be seen.
+
+    >>> shown(1234.56), shown(0.5), shown(0.01234), shown(0)
+    ('1,234.6', '0.50', '0.012', '0.0')
+    """
+    if amount > 0:
+        places = max(places, 1 - math.floor(math.log10(amount)))
+    return f"{amount:,.{places}f}"
 
 
 @dataclass(frozen=True)
@@ -54,11 +66,12 @@ class Expected:
     def lines(self) -> list[str]:
         """The same in words."""
         parts = ", ".join(
-            f"{part} {before:,.1f} -> {after:,.1f}" for part in PARTS for before, after in [self._mib(part)]
+            f"{part} {shown(before)} -> {shown(after)}" for part in PARTS for before, after in [self._mib(part)]
         )
         whole = [row for row in self.rows() if not row[0].startswith("MiB of")]
         said = [
-            f"{before:,.2f} -> {after:,.2f} {what} ({after / max(before, 1e-9):.1%})" for what, before, after in whole
+            f"{shown(before, 2)} -> {shown(after, 2)} {what} ({after / max(before, 1e-9):.1%})"
+            for what, before, after in whole
         ]
         return [*said[:-1], f"{said[-1]}: {parts}"]
 

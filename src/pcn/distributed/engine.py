@@ -79,15 +79,16 @@ class Engine:
             lambda: try_plan(plan, base, bases, example=example, optimizer=self.optimizer, strict=strict)
         )
 
-    def apply_(self, make: Callable[[], Made], example: Example | None, *, strict: bool) -> Plan:
-        """Have one rank make the plan, and all apply it."""
+    def apply_(
+        self, make: Callable[[], Made], example: Example | None, *, strict: bool, then: Callable[[], None]
+    ) -> Plan:
+        """Have one rank make the plan, and all apply it, or none where ``then`` raises on the changed model."""
         plan, bases = self.agree(make, example)
         base = unwrap(self.model)
+        options = {"example": example, "optimizer": self.optimizer, "ema": self.ema, "strict": strict}
 
         def change() -> None:
-            apply_together_(
-                plan, base, bases, self.ranks, example=example, optimizer=self.optimizer, ema=self.ema, strict=strict
-            )
+            apply_together_(plan, base, bases, self.ranks, then, **options)
             if self.ddp is not None:
                 rewrap_(self.ddp)
 

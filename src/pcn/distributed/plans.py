@@ -37,14 +37,21 @@ def agree_on_plan(make: Callable[[], Made], model: nn.Module, ranks: Ranks, sour
     return plan, bases
 
 
-def apply_together_(plan: Plan, model: nn.Module, bases: Bases, ranks: Ranks, **options: Any) -> None:
-    """Apply a plan on every rank; where one fails before its optimizer has followed, all put everything back."""
+def apply_together_(
+    plan: Plan, model: nn.Module, bases: Bases, ranks: Ranks, then: Callable[[], None] | None = None, **options: Any
+) -> None:
+    """Apply a plan on every rank; where one fails before its optimizer has followed, all put everything back.
+
+    ``then`` is called before optimizers follow; what it raises, it raises on every rank.
+    """
     told = False
 
     def confirm() -> None:
         nonlocal told
         told = True
         ranks.report(None)
+        if then is not None:
+            then()
 
     try:
         apply_plan_(plan, model, bases, confirm=confirm, **options)

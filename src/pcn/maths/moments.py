@@ -8,6 +8,9 @@ from torch import Tensor
 from pcn.maths.products import cast, exact, expand, grouped, outer, project, select_inputs, unproject
 
 RTOL = 1e-6  # a direction of a basis that is this much shorter than another holds nothing but rounding
+LEAST = 0.1  # of what gradients that do not go together would have gathered: differences of moments are not sure
+FLOOR = 1e-3  # of the mean variance, added to each
+TINY = 1e-300
 
 
 def project_first_moment(
@@ -32,10 +35,33 @@ def project_first_moment(
     return cast(project(selected, basis, groups), moment)
 
 
-def project_second_moment(moment: Tensor, basis: Tensor, kept: Tensor | None = None, groups: int = 1) -> Tensor:
-    """Carry a running mean of squared gradients over by U∘U: an estimate, which ignores how gradients correlate."""
-    selected = exact(select_inputs(moment, kept, groups), moment)
-    return cast(project(selected, exact(basis, moment) ** 2, groups), moment)
+def second_moment_by_variances(
+    moment: Tensor, bias_moment: Tensor | None, mean: Tensor, variances: Tensor, total: Tensor, *, centred: bool
+) -> Tensor:
+    """Estimate a running mean of squared gradients in coordinates z of given ``variances`` (g, r).
+
+    Where an output's gradient d does not go with its inputs x, a weight's squared gradient is E[d²] E[x_m²] on average,
+    and along z_j, which is centred, E[d²] var(z_j). So E[d²] follows from what all inputs of an output have gathered:
+    Σ_m v[n, m] = E[d²] Σ_m var(x_m) + v_b[n] Σ_m mu_m², where the bias's own moment v_b tells what the mean brought in.
+    ``mean`` (m,) and ``total`` (g,), the variance of all inputs, are those of the old layer. Without a bias, the mean
+    brought nothing in where the gradients of an output sum up to zero (``centred``: a batch norm follows), and
+    otherwise as much as gradients that do not go together would.
+    """
+    groups = len(total)
+    summed = grouped(moment, moment, groups).sum(2)  # (g, n/g, *kernel)
+    one_each = (groups, *[1] * (summed.dim() - 1))
+    of_mean = grouped(mean, moment, groups).square().sum(1).reshape(one_each)
+    of_all = exact(total, moment).reshape(one_each)
+    unrelated = summed * of_all / (of_all + of_mean).clamp_min(TINY)
+    if bias_moment is not None:
+        of_bias = grouped(bias_moment, moment, groups).reshape(*summed.shape[:2], *[1] * (summed.dim() - 2))
+        scatter = torch.maximum(summed - of_bias * of_mean, LEAST * unrelated)
+    else:
+        scatter = summed if centred else unrelated
+    spread = exact(variances, moment)
+    spread = spread + FLOOR * spread.mean(1, keepdim=True)  # no step is divided by what only few samples say is nothing
+    along = spread.reshape(groups, 1, -1, *[1] * (summed.dim() - 2))
+    return cast(((scatter / of_all.clamp_min(TINY)).unsqueeze(2) * along).flatten(0, 1), moment)
 
 
 def unproject_first_moment(

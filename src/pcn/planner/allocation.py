@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pcn.errors import ConfigError
-from pcn.planner.floor import Steps
+from pcn.planner.floor import Steps, least
 from pcn.planner.options import Option, bargains, rate
 from pcn.planner.prices import added, taken_off
 from pcn.planner.units import UNITS, Costs, amounts
@@ -53,6 +53,10 @@ class Room:
         """Whether so much fits beside the others."""
         return all(costs[unit] <= left for unit, left in self.left.items())
 
+    def excess(self, costs: Costs) -> float:
+        """By how much they are more than there is, as shares added up."""
+        return sum(max(0.0, share - 1) for share in self.shares(costs).values())
+
     @cached_property
     def left(self) -> Costs:
         """What there is for the offers."""
@@ -60,27 +64,24 @@ class Room:
 
     def check_reachable(self, offers: Offers) -> None:
         """Raise when not even the cheapest of every offer fits, counted for each limit by itself."""
-        self.check_holds(
-            {unit: sum(min(o.costs[unit] for o in options) for options in offers.values()) for unit in self.limits}
-        )
+        cheapest = least(offers.values(), self.limits)
+        self._check_least({unit: cheapest[unit] + self.others.get(unit, 0) for unit in self.limits})
 
-    def check_holds(self, costs: Costs) -> None:
-        """Raise when so much, the least that could be had, does not fit."""
-        least = {unit: costs[unit] + self.others.get(unit, 0) for unit in self.limits}
-        short = {unit: amount - self.limits[unit] for unit, amount in least.items() if amount > self.limits[unit]}
+    def _check_least(self, needed: Costs) -> None:
+        short = {unit: amount - self.limits[unit] for unit, amount in needed.items() if amount > self.limits[unit]}
         if short:
             limits = amounts({unit: self.limits[unit] for unit in short})
-            reachable = " and ".join(UNITS[unit].at_least(least[unit], self.now.get(unit)) for unit in short)
+            reachable = " and ".join(UNITS[unit].at_least(needed[unit], self.now.get(unit)) for unit in short)
             said = f"the budget of {limits} is {amounts(short)} too small"
-            if all(UNITS[unit].measured and least[unit] >= self.now.get(unit, math.inf) for unit in short):
+            if all(UNITS[unit].measured and needed[unit] >= self.now.get(unit, math.inf) for unit in short):
                 raise ConfigError(f"{said}, and {IN_VAIN}: the least is {reachable}{self._unmoved(short)}")
-            advice = self.steps.advice({unit: least[unit] for unit in short}, self.now)
+            advice = self.steps.advice({unit: needed[unit] for unit in short}, self.now)
             raise ConfigError(f"{said}, {LEAST} {reachable}{self._unmoved(short)}{advice}")
 
     def _unmoved(self, short: Costs) -> str:
-        """Say which layers a budget takes nothing from; those that do not train do not count as parameters either."""
+        """Say which weights a budget takes nothing from; as they do not train, they are no parameters to it either."""
         what = "neither count nor change" if "params" in short else "do not change"
-        return f"; frozen layers ({shorten(list(self.frozen))}) {what}" if self.frozen else ""
+        return f"; frozen weights ({shorten(list(self.frozen))}) {what}" if self.frozen else ""
 
 
 @dataclass(frozen=True)
@@ -96,29 +97,82 @@ def hand_out(offers: Offers, room: Room) -> dict[str, Served]:
     """Choose an option for every layer so that together they fit and are worth most, as far as greed finds it.
 
     Whichever option buys most for its price, among all that still fit, is taken next. With one limit, more room is
-    never worth less. Of several, each counts alone once, and then all with weights that grow where little is left: what
-    is worth most in all is the answer.
+    never worth less. Of several, all count with weights that grow where little is left, and then each alone once:
+    what is worth most in all is the answer.
     """
-    start = _start(offers, room)
+    check_fits(offers, room)
+    start = next(filter(_fits, _cheapest(offers, room)))
     if len(room.limits) == 1:
-        return _greedy(offers, start, room)
-    found = [_greedy(offers, start, replace(room, weights=_only(unit, room))) for unit in room.limits]
+        return _served(offers, _greedy(offers, start, room))
+    found = _weighed(room, lambda weighted: _greedy(offers, start, weighted))
+    return _served(offers, max(found, key=lambda chosen: chosen.worth))
+
+
+def fits(offers: Offers, room: Room) -> bool:
+    """Whether an option of every layer is found that together meet all limits."""
+    return all(offers.values()) and any(map(_fits, _cheapest(offers, room)))
+
+
+def check_fits(offers: Offers, room: Room) -> None:
+    """Raise where none are: because of one limit by itself, or of several together."""
+    room.check_reachable(offers)
+    if not fits(offers, room):
+        found = min(_cheapest(offers, room), key=lambda chosen: room.excess(chosen.costs))
+        raise ConfigError(
+            "no ranks were found that meet all limits of the budget together: the closest take "
+            f"{amounts(found.costs)}, where there are {amounts(room.left)} for them"
+        )
+
+
+def _weighed(room: Room, choose: Callable[[Room], _Chosen]) -> Iterator[_Chosen]:
+    """Yield what is chosen with weights that grow, round by round, where much is used, and with each limit alone."""
     weights = dict.fromkeys(room.limits, 1.0)
     for number in range(ROUNDS):
-        found.append(_greedy(offers, start, replace(room, weights=weights)))
-        used = room.shares(added(dict.fromkeys(room.limits, 0), *(each.option.costs for each in found[-1].values())))
+        yield (found := choose(replace(room, weights=weights)))
+        used = room.shares(found.costs)
         weights = {unit: weight * used[unit] ** (STEEP * CALMER**number) for unit, weight in weights.items()}
         most = max(weights.values())
         weights = {unit: weight / most for unit, weight in weights.items()} if most > 0 else weights
-    return max(found, key=lambda served: sum(each.option.worth for each in served.values()))
+    for unit in room.limits:
+        yield choose(replace(room, weights={other: float(other == unit) for other in room.limits}))
 
 
-def _only(unit: str, room: Room) -> dict[str, float]:
-    return {other: float(other == unit) for other in room.limits}
+def _cheapest(offers: Offers, room: Room) -> Iterator[_Chosen]:
+    """Yield the cheapest option of every layer, with all kinds of weights for the limits, and a mixture of these."""
+
+    def choose(weighted: Room) -> _Chosen:
+        options = {name: min(of, key=lambda o: (weighted.price(o), -o.worth)) for name, of in offers.items()}
+        return _Chosen(options, weighted)
+
+    found = []
+    for chosen in _weighed(room, choose):
+        found.append(chosen)
+        yield chosen
+    yield _mixture(found)
 
 
-def _greedy(offers: Offers, start: dict[str, Option], room: Room) -> dict[str, Served]:
-    chosen = _Chosen(dict(start), room)
+def _mixture(found: list[_Chosen]) -> _Chosen:
+    """What is nearest to the limits, and nearer with each layer that changes to what it is elsewhere.
+
+    Weights change their mind about all layers of the same sizes at once.
+    """
+    nearest = min(found, key=lambda chosen: chosen.room.excess(chosen.costs))
+    mixed, room = _Chosen(dict(nearest.options), nearest.room), nearest.room
+    others = {(name, id(option)): (name, option) for each in found for name, option in each.options.items()}
+    while others and (excess := room.excess(mixed.costs)) > 0:
+        swap = min(others.values(), key=lambda change: room.excess(mixed.costs_with(*change)))
+        if room.excess(mixed.costs_with(*swap)) >= excess:
+            break
+        mixed.change(*swap)
+    return mixed
+
+
+def _fits(chosen: _Chosen) -> bool:
+    return chosen.room.holds(chosen.costs)
+
+
+def _greedy(offers: Offers, start: _Chosen, room: Room) -> _Chosen:
+    chosen = _Chosen(dict(start.options), room)
     ladders = {name: bargains(options, room.price) for name, options in offers.items()}
     queue: list[_Bid] = []
     for name in offers:
@@ -128,28 +182,14 @@ def _greedy(offers: Offers, start: dict[str, Option], room: Room) -> dict[str, S
         # What is left only shrinks: a bid that fits no more gives way to that layer's best one that does.
         chosen.take(name, option)
         _push(queue, _bid(name, chosen, offers[name], ladders[name]))
+    return chosen
+
+
+def _served(offers: Offers, chosen: _Chosen) -> dict[str, Served]:
     return {
-        name: Served(option, _following(option, ladders[name]), len(offers[name]))
+        name: Served(option, _following(option, bargains(offers[name], chosen.room.price)), len(offers[name]))
         for name, option in chosen.options.items()
     }
-
-
-def _start(offers: Offers, room: Room) -> dict[str, Option]:
-    """The cheapest option of every layer, by all limits together or, if those do not fit, by one of them."""
-    room.check_reachable(offers)
-    starts = []
-    orders: list[Callable[[Option], float]] = [room.price]
-    orders += [lambda option, unit=unit: option.costs[unit] for unit in room.limits]  # type: ignore[misc]
-    for cost in orders:
-        least = {name: min(options, key=lambda o: (cost(o), -o.worth)) for name, options in offers.items()}
-        starts.append(_Chosen(least, room))
-    fitting = [start for start in starts if room.holds(start.costs)]
-    if not fitting:
-        raise ConfigError(
-            "no ranks were found that meet all limits of the budget together: the lowest take "
-            f"{amounts(starts[0].costs)}, where there are {amounts(room.left)} for them"
-        )
-    return fitting[0].options
 
 
 class _Chosen:
@@ -159,16 +199,24 @@ class _Chosen:
         self.options, self.room = options, room
         self.costs = added(dict.fromkeys(room.limits, 0), *(option.costs for option in options.values()))
 
+    @property
+    def worth(self) -> float:
+        return sum(option.worth for option in self.options.values())
+
     def fits(self, name: str, option: Option) -> bool:
         """Whether there is room for another option of a layer."""
-        return self.room.holds(self._with(name, option))
+        return self.room.holds(self.costs_with(name, option))
 
     def take(self, name: str, option: Option) -> None:
         """Choose another option for a layer, if that fits."""
         if self.fits(name, option):
-            self.costs, self.options[name] = self._with(name, option), option
+            self.change(name, option)
 
-    def _with(self, name: str, option: Option) -> Costs:
+    def change(self, name: str, option: Option) -> None:
+        self.costs, self.options[name] = self.costs_with(name, option), option
+
+    def costs_with(self, name: str, option: Option) -> Costs:
+        """What they would cost with another option of a layer."""
         return taken_off(added(self.costs, option.costs), self.options[name].costs)
 
 

@@ -22,7 +22,7 @@ class Budget:
 
     A float up to 1.0 is a fraction and any other number an amount, so 1.0 is all that it takes now, and 1 is one. Text
     says which: "30%" is a fraction; "0.3 ms" and "0.5 MiB" are amounts, which may be below 1. ``params`` counts trained
-    parameters, ``flops`` the operations of linear and convolutional layers per sample; ``step_ms`` is the time of a
+    parameters, ``flops`` the operations per sample in matrix products and convolutions; ``step_ms`` is the time of a
     training step, forward and back, measured on the model's device, and ``memory_mib`` what it holds: weights,
     gradients, the optimizer's state, and activations for the way back. Which layers may change, and all options, come
     from ``config``; layers for which it has a rule keep to that.
@@ -40,7 +40,7 @@ class Budget:
     two_sided: bool = False  # choose the number of trained outputs of each layer as well
     drop_channels: bool = False  # choose which output channels go as well, coupled ones together
     batch: int | None = None  # samples of a step, for time and memory; None: as many as the batch has that is looked at
-    optimizer: str | None = None  # whose state counts: sgd, momentum or adam; None: the one that is given, or momentum
+    optimizer: str | None = None  # whose state counts: sgd, momentum, adam, amsgrad; None: the one given, or momentum
     config: PCNConfig = field(default_factory=PCNConfig)
 
     def __post_init__(self) -> None:
@@ -102,8 +102,8 @@ class Budget:
         unknown = [type(each).__name__ for each in as_optimizers(optimizer) if kind_of(each) is None]
         if self.memory_mib is not None and kind is None and unknown:
             raise ConfigError(
-                f"how much {' and '.join(unknown)} keeps is not known here: give Budget(optimizer=...), one of "
-                f"{', '.join(STATE)}, whichever keeps at least as much"
+                f"how much {' and '.join(unknown)} keeps is not known here before its first step: give "
+                f"Budget(optimizer=...), one of {', '.join(STATE)}, whichever keeps at least as much"
             )
         return replace(self, optimizer=kind)
 

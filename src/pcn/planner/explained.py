@@ -18,21 +18,26 @@ def with_next_step(layer: LayerPlan, served: Served) -> LayerPlan:
         why = "the budget keeps it whole" if served.choices > 1 else "no form of it would be smaller and no slower"
         return replace(layer, reason=why)
     following = _next(served.option, served.following)
-    return replace(layer, note="; ".join(filter(None, (layer.note, following))) or None)
+    return layer if following is None else layer.with_note(following)
 
 
 def with_outputs(layer: LayerPlan, answer: Answer) -> LayerPlan:
     """A layer's plan with what the outputs that go are worth, or why none do."""
-    reason = layer.output_reason or answer.reasons.get(layer.name)
-    note = "; ".join(filter(None, (layer.note, answer.notes.get(layer.name)))) or None
-    return replace(layer, note=note, output_reason=reason)
+    layer = replace(layer, output_reason=layer.output_reason or answer.reasons.get(layer.name))
+    return layer.with_note(answer.notes[layer.name]) if layer.name in answer.notes else layer
 
 
 def _next(option: Option, following: Option | None) -> str | None:
-    if following is None:
+    """What one option more would be worth and cost; nothing where there is no share to name."""
+    if following is None or option.worth <= 0:
         return None
     what = "all of it" if following.rank is None else f"rank {following.rank}"
     if following.output_rank is not None:
         what += f" with {following.output_rank} trained outputs"
-    gained = (following.worth - option.worth) / following.worth
-    return f"{what} would be worth {gained:.2%} more, for {amounts(taken_off(following.costs, option.costs))}"
+    more = taken_off(following.costs, option.costs)
+    saved = {unit: -amount for unit, amount in more.items() if amount < 0}
+    spent = {unit: amount for unit, amount in more.items() if amount > 0}
+    said = [f"{what} would be worth {(following.worth - option.worth) / option.worth:.2%} more"]
+    said += [f"saving {amounts(saved)}"] if saved else []
+    said += [f"for {amounts(spent)}"] if spent else []
+    return ", ".join(said)

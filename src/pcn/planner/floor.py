@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pcn.planner.options import multiples
+from pcn.planner.options import Option, multiples
 from pcn.planner.prices import Prices, added
 from pcn.planner.units import UNITS, Costs
+from pcn.planner.values import WIDEST
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.table import shorten
 
@@ -40,7 +41,7 @@ class Steps:
     def of(cls, budget: Budget, layers: Sequence[LayerPlan], prices: Prices, others: Costs) -> Steps:
         """The steps of a budget, for layers beside which everything else takes so much."""
         finer = replace(budget, step=1, config=replace(budget.config, multiple_of=1))
-        least = added(others, *(lowest(layer, finer, prices) for layer in layers))
+        finest = added(others, least((lowest(layer, finer, prices) for layer in layers), prices.units))
         given = {"Budget(step=1)": budget.step, "PCNConfig(multiple_of=1)": budget.config.multiple_of}
         return cls(
             budget.rank_step,
@@ -50,7 +51,7 @@ class Steps:
                 for layer in layers
                 if layer.in_features // layer.groups <= budget.rank_step and not budget.config.fixes(layer.name)
             ),
-            {unit: amount for unit, amount in least.items() if not UNITS[unit].measured},
+            {unit: amount for unit, amount in finest.items() if not UNITS[unit].measured},
             budget.drop_channels,
         )
 
@@ -68,13 +69,29 @@ class Steps:
         return f"; ranks go in steps of {self.size}{held if self.narrow else ''}: {instead}"
 
 
-def lowest(layer: LayerPlan, budget: Budget, prices: Prices) -> Costs:
-    """The least that a layer could cost in each unit; a rule of its own may ask for any number."""
+def lowest(layer: LayerPlan, budget: Budget, prices: Prices) -> list[Option]:
+    """The forms of a layer among which the cheapest is, in any unit or mixture, as each rises with rank.
+
+    A rule of its own may ask for any number.
+    """
     if budget.config.fixes(layer.name):
-        return dict.fromkeys(prices.units, 0)
+        return [Option(None, None, dict.fromkeys(prices.units, 0))]
     planned = replace(layer, rank=multiples(budget.rank_step, layer.in_features // layer.groups)[0])
-    outputs = multiples(budget.rank_step, layer.out_features // layer.groups - 1) if budget.two_sided else ()
+    outputs = (
+        multiples(budget.rank_step, layer.out_features // layer.groups - 1) if on_both_sides(layer, budget) else ()
+    )
     forms = [planned, *(replace(planned, output_rank=trained) for trained in outputs[:1])]
     smaller = [form for form in forms if not (budget.config.skip_larger and (form.is_larger or form.is_slower))]
-    costs = [prices.before(layer), *map(prices.after, smaller)]
-    return {unit: min(cost[unit] for cost in costs) for unit in prices.units}
+    found = [Option(form.rank, form.output_rank, prices.after(form)) for form in smaller]
+    return [Option(None, None, prices.before(layer)), *found]
+
+
+def least(offers: Iterable[Sequence[Option]], units: Iterable[str]) -> Costs:
+    """The least that one option of each offer could cost together, counted for each unit by itself."""
+    found = list(offers)
+    return {unit: sum(min(option.costs[unit] for option in options) for options in found) for unit in units}
+
+
+def on_both_sides(layer: LayerPlan, budget: Budget) -> bool:
+    """Whether a budget chooses how many outputs a layer trains as well: an eigenproblem of their number a step."""
+    return budget.two_sided and layer.out_features // layer.groups <= WIDEST

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pcn.costs.usage import MIB, MS, Usage
+from pcn.costs.usage import MIB, MS, Usage, shown
 from pcn.planner.measured import Measured
 from pcn.plans.table import align
 
@@ -33,5 +33,5 @@ def measured_table(measured: Measured) -> str:
 
 def _row(name: str, rank: str, usage: Usage) -> tuple[str, ...]:
     parts = (usage.weights_bytes, usage.gradients_bytes, usage.optimizer_bytes, usage.activations_bytes)
-    sizes = (f"{size / MIB:,.1f}" for size in (usage.memory_bytes, *parts))
+    sizes = (shown(size / MIB) for size in (usage.memory_bytes, *parts))
     return name, rank, f"{usage.time_ns / MS:,.3f}", *sizes

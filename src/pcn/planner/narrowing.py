@@ -18,9 +18,11 @@ from pcn.plans.wiring import Wiring, wiring_of
 def narrowed(plan: Plan, graph: ChannelGraph, widths: Mapping[str, int]) -> Plan:
     """Return the plan of a plain network with these outputs: ``reshape_`` cuts a new model to it, to train anew.
 
-    The first channels by index are kept, which is as good as any before training.
+    The first channels by index are kept, which is as good as any before training. What frozen layers put out or read
+    stays.
     """
     wiring = wiring_of(plan, graph)
+    graph = frozen_pinned(plan, graph, wiring)
     for name, width in widths.items():
         if name not in wiring.outputs:
             raise ConfigError(f"there is no layer {name!r} with outputs to choose{suggest(name, wiring.outputs)}")
@@ -33,6 +35,16 @@ def narrowed(plan: Plan, graph: ChannelGraph, widths: Mapping[str, int]) -> Plan
             raise CouplingError(_refusal(name, width, kept, wiring, graph))
     plain = {name: replace(p, rank=None, output_rank=None, note=None) for name, p in plan.layers.items()}
     return without_classes(replace(plan, layers=plain), graph, ~kept, {})
+
+
+def frozen_pinned(plan: Plan, graph: ChannelGraph, wiring: Wiring) -> ChannelGraph:
+    """The graph in which all stays that layers with frozen weights put out or read: they would not learn anew."""
+    pinned = dict(graph.pinned)
+    for channels in (wiring.outputs, wiring.inputs):
+        for name, classes in channels.items():
+            if plan.layers[name].frozen:
+                pinned = dict.fromkeys(classes.tolist(), f"the weight of {name!r} is frozen") | pinned
+    return replace(graph, pinned=pinned)
 
 
 def first_kept(wiring: Wiring, widths: Mapping[str, int], pinned: Container[int]) -> Tensor:

@@ -26,11 +26,14 @@ class Option:
     worth: float = 0.0
 
 
-def forms(layer: LayerPlan, step: int, prices: Prices, *, two_sided: bool, only_smaller: bool) -> Iterator[Option]:
+def forms(
+    layer: LayerPlan, step: int, prices: Prices, *, two_sided: bool, only_smaller: bool, dearer: bool
+) -> Iterator[Option]:
     """Yield the layer as it is, and its forms in steps of rank; with ``only_smaller`` none that is larger or slower.
 
-    A form that takes more time, or memory, than the layer takes now is none where that was measured for a budget of it.
-    A layer that has lost inputs always reads what is left along directions, which can stand for some of the lost.
+    A form that takes more time, or memory, than the layer takes now, where that was measured for a budget of it, is one
+    only with ``dearer``. A layer that has lost inputs always reads what is left along directions, which can stand for
+    some of the lost.
     """
     whole = prices.before(layer)
     if layer.kept_inputs == layer.in_features:
@@ -42,7 +45,7 @@ def forms(layer: LayerPlan, step: int, prices: Prices, *, two_sided: bool, only_
             if only_smaller and (planned.is_slower or planned.is_larger):
                 continue
             costs = prices.after(planned)
-            if not any(UNITS[unit].measured and costs[unit] > whole[unit] for unit in costs):
+            if dearer or not any(UNITS[unit].measured and costs[unit] > whole[unit] for unit in costs):
                 yield Option(rank, trained, costs)
 
 

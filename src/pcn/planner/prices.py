@@ -13,16 +13,24 @@ from pcn.planner.measured import Measured
 from pcn.planner.units import Costs
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
+from pcn.plans.prospect import META, size_of
+from pcn.plans.skeleton import skeleton
+from pcn.running.example import Example
 
 NOTHING = Measured(Usage(), {})
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Costs in some units; frozen layers train no parameters, and layers that do not run take no time."""
+    """Costs in some units; frozen layers train no parameters, and layers that do not run take no time.
+
+    ``operations`` are those of the whole model, also where no rank changes them; None where nobody can tell, and then
+    those of its layers count.
+    """
 
     units: tuple[str, ...]
     measured: Measured = NOTHING
+    operations: int | None = None
 
     def now(self, model: nn.Module, plan: Plan) -> Costs:
         """What the whole model costs as it is, which nobody knows of one that has no sizes yet."""
@@ -31,7 +39,7 @@ class Prices:
                 raise ConfigError(f"{name!r} is lazy, and a budget is about the whole model: run the model once first")
         trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         flops = sum(layer.flops_before or 0 for layer in plan.layers.values())
-        return self._asked(trainable, flops, self.measured.whole)
+        return self._asked(trainable, max(flops, self.operations or 0), self.measured.whole)
 
     def before(self, layer: LayerPlan) -> Costs:
         """What a layer costs as it is."""
@@ -46,6 +54,22 @@ class Prices:
     def _asked(self, params: int, flops: int, usage: Usage) -> Costs:
         every = {"params": params, "flops": flops, "step_ms": usage.time_ns, "memory_mib": usage.memory_bytes}
         return {unit: every[unit] for unit in self.units}
+
+
+def operations(model: nn.Module, example: Example | None) -> int | None:
+    """The operations of one sample through the whole model at inference; None where nobody can tell.
+
+    >>> import torch
+    >>> operations(nn.Linear(3, 2), Example.of(torch.ones(5, 3)))
+    12
+    """
+    if example is None:
+        return None
+    try:
+        flops = size_of(skeleton(model, {}, META).eval(), example).flops_per_sample
+    except Exception:  # whatever a model's own code raises on tensors without values
+        return None
+    return None if flops is None else round(flops)
 
 
 def added(costs: Costs, *more: Costs) -> Costs:

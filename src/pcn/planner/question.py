@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from pcn.config import PCNConfig
 from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
-from pcn.layers import by_group, canonical_weight, unwrap
-from pcn.planner.allocation import Room, Served, hand_out
-from pcn.planner.floor import Steps
+from pcn.layers import by_group, canonical_weight, transformable_layers, unwrap
+from pcn.planner.allocation import Room, Served, check_fits, fits, hand_out
+from pcn.planner.floor import Steps, on_both_sides
 from pcn.planner.measured import Measured
 from pcn.planner.optimizer_state import numbers_kept
 from pcn.planner.options import Option, forms, output_shares, valued
-from pcn.planner.prices import NOTHING, Prices, added, taken_off
-from pcn.planner.values import WIDEST, check_values, directions_of
+from pcn.planner.prices import NOTHING, Prices, added, operations, taken_off
+from pcn.planner.values import check_values, directions_of
 from pcn.plans.cutting import without_classes
+from pcn.plans.dropping import plan_outputs
+from pcn.plans.keep import Request
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.making import UNCALLED, make_plan
 from pcn.plans.plan import Plan
-from pcn.running.example import Batches, opened
+from pcn.running.example import Batches, Example, opened
 from pcn.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ class Question:
     names: tuple[str, ...]
     prices: Prices
     frozen: tuple[str, ...] = ()  # layers that could change if they were not
+    dearer: bool = False  # whether forms that take more time, or memory, than the layer now are on offer too
 
     @classmethod
     def of(
@@ -55,12 +59,19 @@ class Question:
         budget: Budget,
         graph: ChannelGraph | None,
         measured: Measured | None,
+        example: Example | None = None,
     ) -> Question:
-        """Ask; a budget that no ranks could meet is refused, before what they are worth is known."""
-        model, config = unwrap(model), budget.config
-        plain = replace(config, rank=None, output_rank=None, keep_outputs=None)
-        whole = make_plan(model, stats, replace(plain, rank=1.0, skip_larger=False), graph=graph)
-        ruled = make_plan(model, stats, plain, graph=graph)
+        """Ask; a budget that no ranks could meet is refused, before what they are worth is known.
+
+        No layer gets slower, or takes more memory, in a budget of that, unless its other limits can be met in no other
+        way.
+        """
+        model, config, example = unwrap(model), budget.config, example or stats.example
+        names = {name for name, _, _ in transformable_layers(model)}
+        named = {name: rule for name, rule in config.layers.items() if name in names}
+        sure = {**_without_drops(config).layers, **named}  # what is asked of a layer by name happens, or is refused
+        widest = replace(config, rank=1.0, skip_larger=False, layers=sure)
+        whole = make_plan(model, stats, widest, graph=graph, example=example)
         if budget.flops is not None and graph is None:
             raise ConfigError(f"a budget of FLOPs needs the model's graph: give params, or a graph; {UNCALLED}")
         free = [p for p in whole.transformed if not p.frozen and not config.fixes(p.name)]
@@ -71,13 +82,19 @@ class Question:
                 raise ConfigError(f"measured={measured!r}: give what pcn.measure_costs(model, batch, budget) returns")
             state = None if budget.memory_mib is None else numbers_kept(budget.optimizer)
             measured.check_for(whole, [p.name for p in free], times=budget.step_ms is not None, state=state)
-        # What rules drop is counted as if it stayed: whether it may go depends on the ranks that are to be chosen.
-        layers = {p.name: replace(p, kept_inputs=p.in_features, kept_outputs=p.out_features) for p in free}
+        ruled = _ruled(model, stats, config, graph, example, [p for p in free if p.kept_inputs != p.in_features])
+        left = {p.name: ruled.layers[p.name] for p in free}
+        layers = {
+            p.name: replace(p, kept_inputs=left[p.name].kept_inputs, kept_outputs=left[p.name].kept_outputs)
+            for p in free
+        }
         plan = replace(ruled, layers={**ruled.layers, **layers})
-        prices = Prices(budget.units, measured or NOTHING)
+        prices = Prices(budget.units, measured or NOTHING, None if budget.flops is None else operations(model, example))
         held = tuple(p.name for p in whole.transformed if p.frozen)
         question = cls(model, budget, plan, tuple(layers), prices, held)
-        question.room.check_reachable(question.offers)
+        if measured is not None and not fits(question.offers, question.room):
+            question = replace(question, dearer=True)
+        check_fits(question.offers, question.room)
         return question
 
     @property
@@ -87,7 +104,17 @@ class Question:
     @cached_property
     def offers(self) -> dict[str, list[Option]]:
         """The forms of every layer."""
-        return {layer.name: _forms(layer, self.prices, self.budget) for layer in self.layers}
+        return {layer.name: self._forms(layer) for layer in self.layers}
+
+    def _forms(self, layer: LayerPlan) -> list[Option]:
+        both, smaller = on_both_sides(layer, self.budget), self.budget.config.skip_larger
+
+        def found(only_smaller: bool, dearer: bool) -> list[Option]:
+            step = self.budget.rank_step
+            return list(forms(layer, step, self.prices, two_sided=both, only_smaller=only_smaller, dearer=dearer))
+
+        # Where a rule by name takes inputs away, the layer has to have some basis.
+        return found(smaller, self.dearer) or ([] if self.budget.drop_channels else found(False, True))
 
     @cached_property
     def room(self) -> Room:
@@ -123,20 +150,39 @@ class Question:
         return hand_out(offers, self.room)
 
     def _shares(self, layer: LayerPlan, stats: Statistics) -> Tensor | None:
-        if not _both_sides(layer, self.budget):
+        if not on_both_sides(layer, self.budget):
             return None
         _, variances, vectors = directions_of(stats, layer.name)
         weight = canonical_weight(self.model.get_submodule(layer.name)).detach().to(vectors)
         return output_shares(by_group(weight, layer.groups), variances, vectors, self.budget.rank_step)
 
 
-def _both_sides(layer: LayerPlan, budget: Budget) -> bool:
-    return budget.two_sided and layer.out_features // layer.groups <= WIDEST  # an eigenproblem of that size a step
+def _without_drops(config: PCNConfig) -> PCNConfig:
+    """The rules of a configuration, without what they say about channels; layers without one stay as they are."""
+    layers = {pattern: replace(rule, keep_outputs=None) for pattern, rule in config.layers.items()}
+    return replace(config, rank=None, layers=layers)
 
 
-def _forms(layer: LayerPlan, prices: Prices, budget: Budget) -> list[Option]:
-    both = _both_sides(layer, budget)
-    return list(forms(layer, budget.rank_step, prices, two_sided=both, only_smaller=budget.config.skip_larger))
+def _ruled(
+    model: nn.Module,
+    stats: Statistics,
+    config: PCNConfig,
+    graph: ChannelGraph | None,
+    example: Example | None,
+    readers: list[LayerPlan],
+) -> Plan:
+    """What rules ask for, where it is sure to happen.
+
+    Layers without a rule may stay whole, and all that they read stays with them, but for the ``readers``, which lose
+    inputs whatever is chosen for them.
+    """
+    plan = make_plan(model, stats, _without_drops(config), graph=graph, example=example)
+    wishes = {name: config.rule_for(name)[0].keep_outputs for name in plan.layers if config.excludes(name) is None}
+    requests = [Request(name, keep, exact=False) for name, keep in wishes.items() if keep is not None]
+    if not requests or graph is None or example is None:
+        return plan
+    plan = replace(plan, layers={**plan.layers, **{reader.name: reader for reader in readers}})
+    return plan_outputs(plan, model, stats, config, requests, graph, example)
 
 
 def _cut_elsewhere(model: nn.Module, plan: Plan) -> int:

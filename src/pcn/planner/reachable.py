@@ -8,12 +8,12 @@ from torch import nn
 
 from pcn.errors import ConfigError, TraceError
 from pcn.graph import ChannelGraph, trace
-from pcn.layers import canonical_weight, unwrap
-from pcn.planner.allocation import Room
+from pcn.layers import unwrap
+from pcn.planner.allocation import Room, check_fits, fits
 from pcn.planner.budget import Budget
 from pcn.planner.floor import Steps, lowest
 from pcn.planner.measured import Measured
-from pcn.planner.prices import NOTHING, Prices, added, taken_off
+from pcn.planner.prices import NOTHING, Prices, added, operations, taken_off
 from pcn.planner.units import MEASURED
 from pcn.plans.making import make_plan
 from pcn.plans.plan import Plan
@@ -30,18 +30,18 @@ def check_reachable(
     """
     model = unwrap(model)
     plan, prices = _foreseen(model, budget, measured, example)
-    free = [p for p in plan.transformed if canonical_weight(model.get_submodule(p.name)).requires_grad]
+    free = [layer for layer in plan.transformed if not layer.frozen]
     now = prices.now(model, plan)
     others = taken_off(now, added(dict.fromkeys(now, 0), *map(prices.before, free)))
-    least = added(dict.fromkeys(now, 0), *(lowest(layer, budget, prices) for layer in free))
+    offers = {layer.name: lowest(layer, budget, prices) for layer in free}
     limits = {unit: limit for unit in now if (limit := budget.limit(unit, now[unit])) is not None}
-    frozen = tuple(layer.name for layer in plan.transformed if layer not in free)
+    frozen = tuple(layer.name for layer in plan.transformed if layer.frozen)
     room = Room(limits, others, now=now, steps=Steps.of(budget, free, prices, others), frozen=frozen)
-    if not plan.transformed and not room.holds(least):
+    if not plan.transformed and not fits(offers, room):
         alone = {layer.name: layer.reason for layer in plan.layers.values()} | plan.left_alone
         reasons = "".join(f"; {name!r}: {reason}" for name, reason in list(alone.items())[:3])
         raise ConfigError(f"the budget cannot be met, as no layer of the model can be changed{reasons}")
-    room.check_holds(least)
+    check_fits(offers, room)
 
 
 def _foreseen(
@@ -52,7 +52,9 @@ def _foreseen(
     known = {"params": True, "flops": graph is not None} | dict.fromkeys(MEASURED, measured is not None)
     config = replace(budget.config, rank=1.0, layers={}, skip_larger=False)
     plan = make_plan(model, None, config, graph=graph, example=None if graph is None else example)
-    return plan, Prices(tuple(unit for unit in budget.units if known[unit]), measured or NOTHING)
+    units = tuple(unit for unit in budget.units if known[unit])
+    whole = operations(model, example) if "flops" in units else None
+    return plan, Prices(units, measured or NOTHING, whole)
 
 
 def traced(model: nn.Module, example: Example) -> ChannelGraph:

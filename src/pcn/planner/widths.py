@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
-from pcn.planner.narrowing import first_kept
+from pcn.planner.narrowing import first_kept, frozen_pinned
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 from pcn.plans.wiring import Wiring, wiring_of
@@ -24,10 +24,11 @@ def suggest_widths(plan: Plan, graph: ChannelGraph) -> dict[str, int]:
 
     Channels that belong together get one width: in proportion to the share of directions that the layers which read
     them keep, large layers counting more, and never more than they have. Where layers share only some channels, small
-    ones come first. Channels that must stay, stay; when they leave nothing of the plan's size to the others, that is an
-    error.
+    ones come first. Channels that must stay, stay, and so does all that layers with frozen weights put out or read;
+    when they leave nothing of the plan's size to the others, that is an error.
     """
     wiring = wiring_of(plan, graph)
+    graph = frozen_pinned(plan, graph, wiring)
     groups = _groups(plan, graph, wiring)
 
     def kept(counts: Sequence[int]) -> Tensor:
@@ -130,4 +131,5 @@ def _plain(layer: LayerPlan, wiring: Wiring, kept: Tensor) -> int:
     out, inp = wiring.outputs.get(layer.name), wiring.inputs.get(layer.name)
     outputs = layer.out_features if out is None else int(kept[out].sum())
     inputs = layer.in_features if inp is None else int(kept[inp].sum())
-    return outputs * (inputs // layer.groups * layer.taps + layer.bias)
+    weights = (not layer.frozen) * (inputs // layer.groups) * layer.taps
+    return outputs * (weights + (layer.bias and layer.trains_bias))

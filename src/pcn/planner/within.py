@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from glob import escape
 from typing import Any
 
 from torch import nn
@@ -73,7 +74,7 @@ def plan_within(
     example = _as_example(model, stats.example if example is None else example)
     graph, untraced = (graph, UNCALLED) if graph is not None else _graph(model, example, budget)
     measured = measured or _measured(model, example, budget)
-    question = Question.of(model, stats, budget, graph, measured)
+    question = Question.of(model, stats, budget, graph, measured, example)
     known = question.known(stats, batches)
     if not budget.drop_channels:
         answer = Answer(question.answer(known))
@@ -99,12 +100,15 @@ def _as_example(model: nn.Module, example: Any) -> Example | None:
 
 def _as_config(question: Question, served: dict[str, Served]) -> PCNConfig:
     config = question.budget.config
-    ours = config.precondition is None and config.order != "kept_block"  # which makes bases of its own
     rules = {}
-    for name, each in served.items():
-        how, _ = config.rule_for(name)
-        power = _power(question.plan.layers[name]) if ours and how.precondition is None else how.precondition
-        rules[name] = LayerRule(each.option.rank, None, how.order, each.option.output_rank, power)
+    for name, layer in question.plan.layers.items():
+        rule, exact = config.rule_for(name)
+        power = _power(layer) if config.precondition is None and rule.precondition is None else rule.precondition
+        if name in served:
+            option = served[name].option
+            rules[name] = LayerRule(option.rank, None, rule.order, option.output_rank, power)
+        elif layer.rank is not None and config.fixes(name) and power:
+            rules[name if exact else _glob_of(name)] = replace(rule, precondition=power)
     return replace(config, rank=None, output_rank=None, layers={**config.layers, **rules})
 
 
@@ -112,9 +116,19 @@ def _power(layer: LayerPlan) -> float:
     """How far a layer's directions are preconditioned where nobody says.
 
     Large coordinates for directions of little variance let these learn as fast as the others, and let what drifts
-    along them weigh more: a batch norm takes that off again, and without one nothing does.
+    along them weigh more: a batch norm takes that off again, and without one nothing does. The order ``kept_block``
+    makes bases of its own.
     """
-    return 0.0 if layer.norm_after is None else WHITENED
+    return WHITENED if layer.batch_normed and layer.order != "kept_block" else 0.0
+
+
+def _glob_of(name: str) -> str:
+    """A glob for one layer: what is asked of it by a glob may be skipped, and what is asked by name not.
+
+    >>> _glob_of("features.0")
+    '[f]eatures.0'
+    """
+    return f"[{name[:1]}]{escape(name[1:])}"
 
 
 def _graph(model: nn.Module, example: Example | None, budget: Budget) -> tuple[ChannelGraph | None, str]:

@@ -21,7 +21,7 @@ class LayerPlan:
     groups: int = 1
     kernel: tuple[int, ...] = ()
     bias: bool = True  # whether the layer has a bias; a transformed one gains one
-    frozen: bool = False  # whether its weight takes no gradients, and what it becomes takes none either
+    frozen: bool = False  # whether its weight takes no gradients, and what that becomes takes none either
     rank: int | None = None  # directions of the input that are kept (per group); None: the input stays as it is
     kept_inputs: int = 0  # inputs left after the layers before have dropped outputs
     kept_outputs: int = 0  # outputs left after dropping
@@ -33,12 +33,14 @@ class LayerPlan:
     keep_dropped: bool = False
     activation: str | None = None  # layers with the same one read the same input and share its basis
     norm_after: str | None = None  # the batch norm that alone reads the output: it can absorb a gained bias
+    norm_frozen: bool = False  # whether that norm does not normalise by the batch where the model trains
     # Positions of input and output per sample, where the graph is known: fractions where samples share them.
     in_positions: int | float | None = None
     out_positions: int | float | None = None
     reason: str | None = None  # why the input is not transformed
     output_reason: str | None = None  # why no output is dropped, or fewer than asked for
     note: str | None = None
+    bias_frozen: bool | None = None  # whether its bias takes no gradients; None: as its weight, and a gained one
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept_inputs", self.kept_inputs or self.in_features)
@@ -47,6 +49,11 @@ class LayerPlan:
     def with_note(self, text: str) -> LayerPlan:
         """The same plan with something more to say."""
         return replace(self, note="; ".join(filter(None, (self.note, text))))
+
+    @property
+    def batch_normed(self) -> bool:
+        """Whether a batch norm takes the mean of the output off while the model trains."""
+        return self.norm_after is not None and not self.norm_frozen
 
     @property
     def depthwise(self) -> bool:
@@ -70,20 +77,32 @@ class LayerPlan:
 
     @property
     def trainable_before(self) -> int:
-        return 0 if self.frozen else self.size_before
+        """Weights and biases that are trained now."""
+        weight = self.out_features * (self.in_features // self.groups) * self.taps
+        return (not self.frozen) * weight + self.trains_bias * self.bias * self.out_features
 
     @property
     def trainable_after(self) -> int:
         """Weights and biases that are trained afterwards (the basis too, where it is trained)."""
-        return 0 if self.frozen else self.size_after
+        return (not self.frozen) * (self.size_after - self._biases_after) + self.trains_bias * self._biases_after
+
+    @property
+    def trains_bias(self) -> bool:
+        """Whether its bias takes gradients, if it has one, and the bias of what it becomes."""
+        return not (self.frozen if self.bias_frozen is None else self.bias_frozen)
 
     @property
     def size_after(self) -> int:
         """The same where they are trained or could be."""
         if self.rank is None:
-            return self.kept_outputs * (self.width_after * self.taps + self.bias)
+            return self.kept_outputs * self.width_after * self.taps + self._biases_after
         core = self.trained_outputs * self.rank * self.taps
-        return core + self.kept_outputs + self.train_basis * self.input_basis_size
+        return core + self._biases_after + self.train_basis * self.input_basis_size
+
+    @property
+    def _biases_after(self) -> int:
+        """A transformed layer has them in any case."""
+        return self.kept_outputs if self.bias or self.rank is not None else 0
 
     @property
     def basis_size(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from pcn.plans.plan import Plan, check_untransformed
 from pcn.plans.ranks import rank_layers
 from pcn.running.example import Batches, Example
 from pcn.running.reads import Reads, read_directly
+from pcn.running.untouched import training_norms
 from pcn.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def make_plan(
         why = tracing_error or UNCALLED
         layers = _without_graph(layers, requests, why)
         requests = []
-    plan = Plan(_with_graph(layers, graph, example), left_alone=left_alone)
+    plan = Plan(_with_graph(layers, graph, example, training_norms(model)), left_alone=left_alone)
     if requests and graph is not None and example is not None:
         plan = plan_outputs(plan, model, stats, config, requests, graph, example)
     return plan
@@ -122,17 +123,20 @@ def _without_graph(layers: dict[str, LayerPlan], requests: list[Request], why: s
 
 
 def _with_graph(
-    layers: dict[str, LayerPlan], graph: ChannelGraph | None, example: Example | None
+    layers: dict[str, LayerPlan], graph: ChannelGraph | None, example: Example | None, training: Collection[str]
 ) -> dict[str, LayerPlan]:
+    """What a graph tells of the layers, and which of the batch norms behind them are ``training``."""
     if graph is None:
         return layers
+    norms = graph.norm_after
     batch = next((leaf.shape[0] for leaf in tree_leaves(example and example.inputs) if _has_batch(leaf)), 1)
     none = (None, None)
     positions = {name: tuple(_shared(count, batch) for count in counts) for name, counts in graph.positions.items()}
     return {
         name: replace(
             layer,
-            norm_after=graph.norm_after.get(name),
+            norm_after=norms.get(name),
+            norm_frozen=name in norms and norms[name] not in training,
             in_positions=positions.get(name, none)[0],
             out_positions=positions.get(name, none)[1],
             activation=layer.activation or " ".join(graph.reads.get(name, ())) or None,

@@ -60,15 +60,18 @@ def prospect(model: nn.Module, plan: Plan, example: Example | None) -> Prospect:
     now, changed = (skeleton(unwrap(model), {}, META) for _ in range(2))
     plan.reshape_(changed)
     if example is None:
-        return Prospect(_size(now, None), _size(changed, None), "how the model is called is unknown")
+        return Prospect(size_of(now, None), size_of(changed, None), "how the model is called is unknown")
     try:
-        return Prospect(_size(now, example), _size(changed, example))
+        return Prospect(size_of(now, example), size_of(changed, example))
     except Exception as error:  # whatever a model's own code raises on tensors without values
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        return Prospect(_size(now, None), _size(changed, None), f"the model does not run without values ({said[:200]})")
+        return Prospect(
+            size_of(now, None), size_of(changed, None), f"the model does not run without values ({said[:200]})"
+        )
 
 
-def _size(model: nn.Module, example: Example | None) -> Size:
+def size_of(model: nn.Module, example: Example | None) -> Size:
+    """What a model trains and stores, and computes where it is known how it is called."""
     cost = count(model)
     if example is None:
         return Size(cost.trainable, cost.total, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from pcn.config import LayerRule, PCNConfig
 from pcn.errors import ConfigError
@@ -56,7 +56,8 @@ def _describe(name: str, module: nn.Module) -> LayerPlan:
     kind = layer_type(module)
     weight = canonical_weight(module)
     assert kind is not None
-    groups = groups_of(module)
+    groups, bias = groups_of(module), module.bias
+    apart = isinstance(bias, Tensor) and bias.requires_grad != weight.requires_grad
     return LayerPlan(
         name,
         kind.kind,
@@ -64,8 +65,9 @@ def _describe(name: str, module: nn.Module) -> LayerPlan:
         weight.shape[0],
         groups,
         tuple(weight.shape[2:]),
-        module.bias is not None,
+        bias is not None,
         not weight.requires_grad,
+        bias_frozen=weight.requires_grad if apart else None,
     )
 
 
@@ -106,7 +108,11 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         return replace(layer, reason=f"its input has {width} dimensions, fewer than the rank {wish.count}")
     rank, note = _rank(layer.name, wish, _spectrum(layer, width, stats), config.multiple_of)
     if layer.order == "kept_block" and (layer.basis != "pca" or layer.precondition):
-        raise ConfigError(f"{layer.name!r}: order 'kept_block' makes PCA bases of its own; choose another order")
+        asked = f"basis={layer.basis!r}" if layer.basis != "pca" else f"precondition={layer.precondition:g}"
+        raise ConfigError(
+            f"{layer.name!r}: order 'kept_block' makes PCA bases of its own, which cannot go with {asked}: leave that "
+            "out, or choose another order"
+        )
     if layer.basis != "pca" and width > forms.WIDEST_BASIS:
         raise ConfigError(
             f"{layer.name!r}: basis={layer.basis!r} needs the whole covariance of its {width:,} inputs, and goes up to "

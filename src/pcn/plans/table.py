@@ -50,7 +50,8 @@ def cells(layer: LayerPlan) -> tuple[str, ...]:
     outputs += f" ({layer.trained_outputs} trained)" if layer.output_rank is not None else ""
     groups = f" in {layer.groups} groups" if layer.groups > 1 else ""
     share = "" if not layer.flops_before else f"{(layer.flops_after or 0) / layer.flops_before:.0%}"
-    trained = "frozen" if layer.frozen else f"{layer.trainable_before:,} -> {layer.trainable_after:,}"
+    frozen = layer.frozen and not layer.trains_bias
+    trained = "frozen" if frozen else f"{layer.trainable_before:,} -> {layer.trainable_after:,}"
     return layer.name, inputs + groups, outputs, trained, f"{layer.stored_after:,}", share
 
 

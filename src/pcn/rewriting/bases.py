@@ -25,12 +25,15 @@ from pcn.warn import warn
 class Basis:
     """A layer's mean (m,) and directions (m, r); what else is there where it is wanted.
 
+    ``variances`` (g, r) are those of the coordinates that the new layer reads, ``total`` (g,) is that of all inputs.
     ``block`` holds the directions of the kept inputs alone (|S|, r), ``dual`` (m, r) leads back from coordinates along
     directions that are not orthonormal, and ``outputs`` (n, s) expands trained outputs.
     """
 
     mean: Tensor
     directions: Tensor
+    variances: Tensor
+    total: Tensor
     block: Tensor | None = None
     dual: Tensor | None = None
     outputs: Tensor | None = None
@@ -77,11 +80,16 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
         weight = by_group(weight if rows is None else weight[list(rows)], layer.groups)
         outputs = directions.output_directions(weight, found, layer.output_rank).flatten(0, 1)
     kept, block = kept_inputs(plan, layer), None
-    if kept is not None and layer.order == "kept_block":
-        block = stats.block_basis(layer.name, kept, layer.rank)
     found = directions.preconditioned(found, layer.precondition)
+    variances = found.variances
+    if kept is not None:
+        index = kept.to(found.along.device).reshape(layer.groups, -1) % found.along.shape[1]
+        variances = directions.left_of(found, index)
+        if layer.order == "kept_block":
+            block, variances = stats.block_basis(layer.name, kept, layer.rank)
     dual = None if found.back is found.along else found.back.flatten(0, 1)
-    return Basis(stats.mean(layer.name), found.along.flatten(0, 1), block, dual, outputs)
+    total = stats.spectrum(layer.name).total_variance
+    return Basis(stats.mean(layer.name), found.along.flatten(0, 1), variances, total, block, dual, outputs)
 
 
 def _directions(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Directions:

@@ -82,6 +82,18 @@ def preconditioned(found: Directions, power: float) -> Directions:
     return Directions(found.along * scale, found.back / scale, found.variances * scale[:, 0] ** 2)
 
 
+def left_of(found: Directions, kept: Tensor) -> Tensor:
+    """About the variances (g, r) of coordinates that only read the ``kept`` inputs (g, k): by their directions' shares.
+
+    >>> one = torch.eye(2)[None]
+    >>> left_of(Directions(one, one, torch.tensor([[4.0, 1.0]])), torch.tensor([[1]]))
+    tensor([[0., 1.]])
+    """
+    squares = found.along.square()
+    left = squares.gather(1, kept.unsqueeze(-1).expand(-1, -1, squares.shape[-1])).sum(1)
+    return found.variances * left / squares.sum(1)
+
+
 def _way_back(covariance: Tensor, along: Tensor) -> Tensor:
     """Return C B (Bᵀ C B)⁻¹, which recovers x from Bᵀx with the least error; at full rank that is B itself."""
     if along.shape[-1] == along.shape[-2]:

@@ -39,7 +39,7 @@ def transforming(plan: Plan, model: nn.Module, bases: Bases) -> Edit:
         old = model.get_submodule(layer.name)
         new = _transformed(plan, layer, old, bases[layer.name])
         edit.swaps.append((old, new))
-        edit.replaced += _replacements(plan, layer, old, new)
+        edit.replaced += _replacements(plan, layer, old, new, bases[layer.name])
     edit.replaced += _cut_parameters(plan, model, edit)
     return edit
 
@@ -54,7 +54,7 @@ def reshaping(plan: Plan, model: nn.Module, *, empty: bool = False) -> Edit:
         if not empty and not new.weight.is_meta:
             new.reset_parameters()
         edit.swaps.append((old, new))
-        edit.replaced += _replacements(plan, layer, old, new)
+        edit.replaced += _replacements(plan, layer, old, new, None)
     edit.replaced += _cut_parameters(plan, model, edit)
     return edit
 
@@ -67,13 +67,19 @@ def _cut_parameters(plan: Plan, model: nn.Module, edit: Edit) -> Iterator[Replac
             yield Replaced(old, new, carry_cut({dim: cut.kept for dim, cut in dims.items()}))
 
 
-def _replacements(plan: Plan, layer: LayerPlan, old: nn.Module, new: PCModule) -> list[Replaced]:
-    """Say which parameters take over from a transformed layer's own, and how their history goes along."""
+def _replacements(plan: Plan, layer: LayerPlan, old: nn.Module, new: PCModule, basis: Basis | None) -> list[Replaced]:
+    """Say which parameters take over from a transformed layer's own, and how their history goes along.
+
+    Without a basis, the new layer's weights have nothing to do with the old one's, and neither has their history.
+    """
     kind = LAYER_TYPES[layer.kind]
     rows = plan.kept(f"{layer.name}.weight", kind.out_dim)
     index = None if rows is None else torch.tensor(rows)
     kept = kept_inputs(plan, layer)
-    carry = carry_projected(new, rows=index, kept=kept, groups=layer.groups, transposed=kind.out_dim == 1)
+    carry = None
+    if basis is not None:
+        transposed, centred = kind.out_dim == 1, layer.batch_normed
+        carry = carry_projected(new, basis, rows=index, kept=kept, transposed=transposed, centred=centred)
     bias = old.bias if isinstance(old.bias, nn.Parameter) else None
     names = [*(["bias"] if bias is None else []), *(["basis", "mean"] if layer.train_basis else [])]
     gained = tuple((f"{layer.name}.{name}", getattr(new, name)) for name in names)

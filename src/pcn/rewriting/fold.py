@@ -21,7 +21,7 @@ from pcn.rewriting.surgery import commit_
 from pcn.running.optimizers import Optimizers, as_optimizers
 from pcn.running.refusals import check_changeable
 
-CARRIED = (SGD, Muon)  # mean squares of gradients in directions that were not trained are unknown, not zero
+CARRIED_BACK = (SGD, Muon)  # mean squares of gradients in directions that were not trained are unknown, not zero
 
 
 @torch.inference_mode(False)  # what is made in inference mode could not be trained
@@ -31,7 +31,7 @@ def fold_(model: nn.Module, *, optimizer: Optimizers = None) -> list[str]:
 
     The function at inference stays the same, and attributes that were hung on layers come along. Dropped channels come
     back as zeros that nobody reads. A bias that a layer gained moves into the batch norm that follows; the names of
-    layers that have to keep theirs are returned.
+    layers that have to keep theirs are returned. Gradients that were gathered go along as momentum does.
 
     An ``optimizer``, or a list of all that train the model, goes on with the new parameters: SGD and Muon with their
     momentum, which is zero in directions that were not trained; the state of any other starts afresh for them, with a
@@ -45,12 +45,12 @@ def fold_(model: nn.Module, *, optimizer: Optimizers = None) -> list[str]:
         raise PlanError(f"this model carries no plan: {_instead(base)}")
     edit, kept_bias = folding(plan, base)
     check_hooks(edit.replaced)
-    check_optimizers(optimizers, edit.replaced, strict=False, carried=CARRIED)
+    check_optimizers(optimizers, edit.replaced, strict=False, carried=CARRIED_BACK)
     check_holds(optimizers, edit.replaced, base, strict=False)
     with ExitStack() as undo:
         undo.callback(commit_(base, edit, None))
-        hand_over_(edit.replaced, gradients=False)
-        follow_(optimizers, edit.replaced, edit.gone, carried=CARRIED)
+        hand_over_(edit.replaced)
+        follow_(optimizers, edit.replaced, edit.gone, carried=CARRIED_BACK)
         undo.pop_all()
     for name, module in base.named_modules():
         if name in plan.layers:

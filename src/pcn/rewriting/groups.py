@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from pcn.rewriting.replaced import Replaced
+from pcn.rewriting.replaced import Gained, Replaced
 
 Group = dict[str, Any]
 Member = tuple[nn.Parameter, str]  # with its name, where the group knows names
@@ -27,9 +27,11 @@ def members_after(
 ) -> dict[int, list[Member]]:
     """What each group holds afterwards, by the group's id: new parameters in the places of the old ones.
 
-    A gained parameter stands behind its weight, or at the end of the group that :func:`home` finds for it.
+    A gained parameter stands behind its layer's bias, behind the weight where no group holds one, or at the end of the
+    group that :func:`home` finds for it.
     """
     by_old, left = {id(change.old): change for change in replaced}, {id(parameter) for parameter in gone}
+    held = held_by(optimizers)
     after: dict[int, list[Member]] = {id(group): [] for _, group in _groups(optimizers)}
     adopted: dict[int, list[Member]] = defaultdict(list)
     for optimizer, group in _groups(optimizers):
@@ -37,11 +39,19 @@ def members_after(
             change = by_old.get(id(parameter))
             if id(parameter) not in left:
                 after[id(group)].append((parameter if change is None else change.new, name))
-            for full_name, gained in change.gained if change is not None else ():
+            for full_name, gained in _gained(change, by_old, held):
                 where = home(gained, optimizer, group, optimizers)
                 own = f"{name.rpartition('.')[0]}.{full_name.rpartition('.')[2]}" if "." in name else full_name
                 (after if where is group else adopted)[id(where)].append((gained, own))
     return {each: members + adopted[each] for each, members in after.items()}
+
+
+def _gained(change: Replaced | None, by_old: dict[int, Replaced], held: set[int]) -> tuple[Gained, ...]:
+    """The parameters that come in with one that gives way: its own, and those of a bias that nobody trains."""
+    if change is None:
+        return ()
+    bias = by_old.get(id(change.old_bias))
+    return change.gained if bias is None or id(bias.old) in held else change.gained + bias.gained
 
 
 def home(gained: nn.Parameter, optimizer: Optimizer, group: Group, optimizers: Sequence[Optimizer]) -> Group:

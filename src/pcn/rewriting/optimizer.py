@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
+from torch.utils._pytree import tree_leaves
 
 from pcn.errors import PlanError
 from pcn.rewriting.groups import TAKES_ALL, Member, held_by, members_after
@@ -71,7 +72,11 @@ def first_state(optimizer: Optimizer, after: dict[int, list[Member]]) -> dict[Te
 def unknown_entries(state: State) -> list[str]:
     """The entries that hold a number for every entry of the parameter, in a way that we know nothing of."""
     known = FIRST_MOMENTS + SECOND_MOMENTS
-    return [entry for entry, value in state.items() if isinstance(value, Tensor) and value.ndim and entry not in known]
+    return [entry for entry, value in state.items() if entry not in known and any(map(_has_size, tree_leaves(value)))]
+
+
+def _has_size(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0
 
 
 def made_for(parameters: list[nn.Parameter], optimizer: Optimizer) -> list[State]:
@@ -116,6 +121,9 @@ def _carried(change: Replaced, optimizer: Optimizer, others: Sequence[Optimizer]
     for entry, value in state.items():
         known = entry in FIRST_MOMENTS + SECOND_MOMENTS and isinstance(value, Tensor)
         carried[entry] = change.carried(entry, value, bias_state.get(entry)) if known else value
+    mean, largest = (carried.get(entry) for entry in SECOND_MOMENTS)
+    if isinstance(mean, Tensor) and isinstance(largest, Tensor):  # each is an estimate of its own
+        torch.maximum(mean, largest, out=largest)
     return {change.new: carried}
 
 

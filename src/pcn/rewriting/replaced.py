@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from pcn.errors import PlanError
-from pcn.maths.moments import project_first_moment, project_second_moment, unproject_first_moment
+from pcn.maths.moments import project_first_moment, second_moment_by_variances, unproject_first_moment
 from pcn.maths.products import project_outputs
 from pcn.nn import PCModule
+from pcn.rewriting.bases import Basis
 
 GRADIENT = "grad"
 FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
 
+Gained = tuple[str, nn.Parameter]  # its name in the model, and the parameter
 Carry = Callable[[str, Tensor, Tensor | None], Tensor]
 
 
@@ -33,10 +35,12 @@ class Replaced:
     new: nn.Parameter
     carry: Carry | None
     old_bias: nn.Parameter | None = None
-    gained: tuple[tuple[str, nn.Parameter], ...] = ()
+    gained: tuple[Gained, ...] = ()
 
     def carried(self, entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
         """The new parameter's value of an entry, in memory as it lies there itself, which fused optimizers rely on."""
+        if value.is_sparse and self.carry is not None:  # of an embedding, say
+            return self.carry(entry, value, bias_value)
         laid_out = torch.zeros_like(self.new, dtype=value.dtype, device=value.device, requires_grad=False)
         return laid_out if self.carry is None else laid_out.copy_(self.carry(entry, value, bias_value))
 
@@ -53,10 +57,13 @@ def carry_cut(dims: dict[int, tuple[int, ...]]) -> Carry:
 
 
 def carry_projected(
-    layer: PCModule, *, rows: Tensor | None, kept: Tensor | None, groups: int, transposed: bool
+    layer: PCModule, known: Basis, *, rows: Tensor | None, kept: Tensor | None, transposed: bool, centred: bool
 ) -> Carry:
-    """Gradients and their running means go along exactly, running means of squares by U∘U (an estimate)."""
-    mean, basis, outputs = layer.mean, layer.basis, layer.output_basis
+    """Gradients and their running means go along exactly, running means of squares by variances (an estimate).
+
+    ``centred`` says that the gradients of an output sum up to zero over a batch.
+    """
+    mean, basis, outputs, groups = layer.mean, layer.basis, layer.output_basis, layer.groups
 
     def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
         value = value.transpose(0, 1) if transposed else value
@@ -64,7 +71,8 @@ def carry_projected(
             value = value.index_select(0, rows.to(value.device))
             bias_value = None if bias_value is None else bias_value.index_select(0, rows.to(value.device))
         if entry in SECOND_MOMENTS:
-            value = project_second_moment(value, basis, kept, groups)
+            given = value, bias_value, known.mean, known.variances, known.total
+            value = second_moment_by_variances(*given, centred=centred)
             return value if outputs is None else project_outputs(value, outputs**2, groups)
         value = project_first_moment(value, bias_value, mean, basis, kept, groups)
         return value if outputs is None else project_outputs(value, outputs, groups)
@@ -103,10 +111,11 @@ def check_hooks(replaced: Iterable[Replaced]) -> None:
 def hand_over_(replaced: Iterable[Replaced], *, gradients: bool = True) -> None:
     """Give new parameters what hangs on the old ones: gradients gathered so far, tensor hooks and attributes.
 
+    Gradients that cannot go along are left out: their parameter has none, as after ``zero_grad``.
     A bias that a layer gained has gathered nothing; its share of the gradient counts as 0, as it does for momentum.
     """
     for change in replaced:
-        if gradients and change.old.grad is not None:
+        if gradients and change.old.grad is not None and change.carry is not None:
             bias_gradient = None if change.old_bias is None else change.old_bias.grad
             change.new.grad = change.carried(GRADIENT, change.old.grad, bias_gradient)
         change.new.__dict__.update(change.old.__dict__)

@@ -59,14 +59,26 @@ def checked_mode(mode: Mode) -> Mode:
 @contextmanager
 def _batch_statistics(model: nn.Module) -> Iterator[None]:
     """Put a model into eval mode, but for batch norms that would train: those that are frozen stay so."""
-    if not model.training:
-        model.train()  # one that keeps some of its norms frozen does so here
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    norms = list(training_norms(model).values())
     model.eval()
     for norm in norms:
         norm.train()
     with counting_alone(norms):
         yield
+
+
+def training_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The batch norms that normalise by the batch while a model trains, by name; its modes stay as they are.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+    >>> _ = model[1].eval()
+    >>> list(training_norms(model))
+    ['0']
+    """
+    with same_modes(model):
+        if not model.training:
+            model.train()  # one that keeps some of its norms frozen does so here
+        return {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm) and m.training}
 
 
 @contextmanager

@@ -34,24 +34,29 @@ class LayerShape:
     groups: int
     taps: int  # positions of the kernel
     bias: bool
-    frozen: bool = field(default=False, compare=False)  # then nothing of it is trained, and nothing saved
+    frozen: bool = field(default=False, compare=False)  # then nothing of its weight is trained, and nothing saved
+    bias_frozen: bool | None = field(default=None, compare=False)  # None: as the weight
 
     @classmethod
     def of(cls, module: nn.Module) -> LayerShape:
         weight, groups = canonical_weight(module), groups_of(module)
         outputs, width = weight.shape[:2]
-        return cls(
-            width * groups, outputs, groups, weight[0, 0].numel(), module.bias is not None, not weight.requires_grad
-        )
+        bias = module.bias if isinstance(module.bias, Tensor) else None
+        frozen = not weight.requires_grad, None if bias is None else not bias.requires_grad
+        return cls(width * groups, outputs, groups, weight[0, 0].numel(), bias is not None, *frozen)
 
     @property
     def trainable(self) -> int:
         """Trained numbers of the layer as it stands."""
-        return 0 if self.frozen else self.outputs * (self.inputs // self.groups * self.taps + self.bias)
+        return self._trained(self.inputs // self.groups, self.bias)
 
     def trainable_with(self, rank: int) -> int:
         """Trained numbers with this many directions in each group: the layer then has a bias in any case."""
-        return 0 if self.frozen else self.outputs * (rank * self.taps + 1)
+        return self._trained(rank, True)
+
+    def _trained(self, width: int, bias: bool) -> int:
+        biases = bias and not (self.frozen if self.bias_frozen is None else self.bias_frozen)
+        return self.outputs * ((not self.frozen) * width * self.taps + biases)
 
 
 @dataclass
@@ -118,17 +123,20 @@ class Statistics:
         """The leading directions (inputs, rank): orthonormal columns within each group's rows."""
         return self.spectrum(layer).leading(rank)[1].flatten(0, 1)
 
-    def block_basis(self, layer: str, kept: Tensor, rank: int) -> Tensor:
-        """The leading directions of the kept inputs alone, (kept, rank), from that block of the covariance.
+    def block_basis(self, layer: str, kept: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        """The leading directions of the kept inputs alone, (kept, rank), and their variances, (groups, rank).
 
-        ``kept`` counts over all groups and holds the same number of inputs in each. Columns beyond that number are 0.
+        They are those of that block of the covariance. ``kept`` counts over all groups and holds the same number of
+        inputs in each. Columns beyond that number are 0.
         """
         covariance = self.covariance(layer)
         groups, width = covariance.shape[:2]
         index = kept.to(covariance.device).reshape(groups, -1) % width
         block = torch.stack([c[i][:, i] for c, i in zip(covariance, index, strict=True)])
-        vectors = eigen.full(block)[1][..., :rank]
-        return torch.nn.functional.pad(vectors, (0, rank - vectors.shape[-1])).flatten(0, 1)
+        values, vectors = eigen.full(block)
+        missing = (0, max(0, rank - vectors.shape[-1]))
+        vectors = torch.nn.functional.pad(vectors[..., :rank], missing).flatten(0, 1)
+        return vectors, torch.nn.functional.pad(values[..., :rank], missing)
 
     def merge(self, other: Statistics) -> Statistics:
         """Return the statistics of both sets of samples, as if one pass had seen them all."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
+Measured = dict[str, dict[str, Tensor]]  # by norm, then by buffer
 
 
 def recalibrate_(
@@ -39,26 +40,40 @@ def recalibrate_(
     >>> recalibrate_(model, [torch.tensor([[0.0, 1.0], [2.0, 3.0]])]), model[0].running_mean
     (1, tensor([1., 2.]))
     """
+    count, measured = measure_anew(model, batches, forward, group=group)
+    write_(model, measured)
+    return count
+
+
+def measure_anew(
+    model: nn.Module, batches: Iterable[Any], forward: Forward | None = None, *, group: ProcessGroup | None = None
+) -> tuple[int, Measured]:
+    """Return the number of batches and what :func:`recalibrate_` would write; the model stays as it is."""
     model = unwrap(model)
     named = {name: m for name, m in model.named_modules() if isinstance(m, BatchNorm) and _tracks(m)}
-    norms = list(named.values())
-    if not norms:
-        return 0
+    if not named:
+        return 0, {}
     ranks = Ranks(group)
-    count, measured = ranks.together(lambda: _measure(model, norms, batches, forward))
+    count, measured = ranks.together(lambda: _measure(model, list(named.values()), batches, forward))
     count = sum(ranks.gather(count))
     if not count:
         raise StatisticsError("there was no batch to recalibrate batch norm on: give a list or a data loader")
     with torch.no_grad():
         for tensors in measured:
             _average_(tensors, ranks)
-        # Where no batch came by, a norm keeps what it had.
-        seen = {name: tensors for name, tensors in zip(named, measured, strict=True) if tensors["num_batches_tracked"]}
-        _check_finite(seen)
-        for norm, tensors in seen.items():
-            for name, tensor in tensors.items():
-                named[norm].get_buffer(name).copy_(tensor)
-    return count
+    # Where no batch came by, a norm keeps what it had.
+    seen = {name: tensors for name, tensors in zip(named, measured, strict=True) if tensors["num_batches_tracked"]}
+    _check_finite(seen)
+    return count, seen
+
+
+@torch.no_grad()
+def write_(model: nn.Module, measured: Measured) -> None:
+    """Give batch norms the running statistics that were measured."""
+    base = unwrap(model)
+    for norm, tensors in measured.items():
+        for name, tensor in tensors.items():
+            base.get_submodule(norm).get_buffer(name).copy_(tensor)
 
 
 def _measure(
@@ -90,7 +105,7 @@ def _average_(measured: dict[str, Tensor], ranks: Ranks) -> None:
     own.copy_(whole)
 
 
-def _check_finite(measured: dict[str, dict[str, Tensor]]) -> None:
+def _check_finite(measured: Measured) -> None:
     for name, tensors in measured.items():
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             raise StatisticsError(

@@ -37,7 +37,7 @@ class Fading:
 
     def __post_init__(self) -> None:
         for layer in self.plan.transformed:
-            if not layer.bias and layer.norm_after is None:
+            if not layer.bias and not layer.batch_normed:
                 raise unfading(layer.name)
 
     @property
@@ -91,7 +91,9 @@ class Fading:
 
 def unfading(name: str) -> ConfigError:
     """What is wrong with a layer whose weight cannot fade without its output losing its mean."""
-    return ConfigError(f"{name!r} cannot fade: it has no bias, and no batch norm that could do without; give it one")
+    return ConfigError(
+        f"{name!r} cannot fade: it has no bias, and no batch norm that trains and could do without; give it one"
+    )
 
 
 def _shrink_(module: nn.Module, layer: LayerPlan, basis: Basis, share: float) -> None:

@@ -25,7 +25,7 @@ from pcn.rewriting.surgery import averaged
 from pcn.running.example import Batches, Example, Forward, opened, repeatable
 from pcn.running.optimizers import Optimizers, as_optimizers
 from pcn.statistics import Statistics, analyze
-from pcn.switching.batch_norm import recalibrate_
+from pcn.switching.batch_norm import measure_anew, write_
 from pcn.switching.checks import check_analysis, check_leads_on, check_same, check_state, checked_count
 from pcn.switching.dimensions import dimension_rule, effective_dimensions, log_dimensions
 from pcn.switching.fading import Fading
@@ -54,8 +54,8 @@ class Switch:
     Call :meth:`after_epoch` after every epoch (and :meth:`after_step` after every step, for ``at=AfterStep(...)``).
     ``optimizer`` is the one that trains the model, or a list of all that do. ``config`` may be a :class:`pcn.Budget`,
     and ``params`` is short for one of trainable parameters; ``ema`` is an averaged copy that follows; ``recalibrate``
-    measures batch norm's running statistics anew; ``strict`` refuses optimizers whose state is lost, and parameters
-    that none of them holds. ``log`` is a logger (:func:`pcn.switching.log_dimensions`) that is told the
+    measures batch norm's running statistics anew, the copy's too; ``strict`` refuses optimizers whose state is lost,
+    and parameters that none of them holds. ``log`` is a logger (:func:`pcn.switching.log_dimensions`) that is told the
     effective dimension of every layer after every epoch up to the switch. With ``fade``, what the cut takes away fades
     over so many steps first, and :meth:`after_step` is called after every one of them; channels that are dropped cannot
     fade, nor can layers with neither a bias nor a batch norm behind them.
@@ -263,9 +263,10 @@ class Switch:
         if not fading.over:
             return None
         before = engine.before_switch_()
-        self.plan = engine.apply_(lambda: (fading.plan, fading.bases), None, strict=self.strict)
+        self.plan = engine.apply_(
+            lambda: (fading.plan, fading.bases), None, strict=self.strict, then=lambda: self._recalibrate_(batches)
+        )
         self._fading = None
-        self._recalibrate(batches)
         engine.after_switch(before)
         return self.plan
 
@@ -276,16 +277,29 @@ class Switch:
         if self.recalibrate or self._measures_worth:
             batches = engine.ranks.together(lambda: repeatable(batches))
         found = stats or self.look(batches)
-        self.plan = engine.apply_(lambda: self._make(found, batches), found.example, strict=self.strict)
+        self.plan = engine.apply_(
+            lambda: self._make(found, batches),
+            found.example,
+            strict=self.strict,
+            then=lambda: self._recalibrate_(batches),
+        )
         self.statistics = found
-        self._recalibrate(batches)
         engine.after_switch(before)
         return self.plan
 
-    def _recalibrate(self, batches: Batches) -> None:
-        if self.recalibrate:
-            ranks = self._engine.ranks
-            recalibrate_(self.model, ranks.together(lambda: opened(batches)), self.forward, group=ranks.group)
+    def _recalibrate_(self, batches: Batches) -> None:
+        """Measure batch norm's running statistics anew, if asked, also those of an averaged copy."""
+        if not self.recalibrate:
+            return
+        ranks, base = self._engine.ranks, unwrap(self.model)
+        copies = [base] if self.ema is None else [base, averaged(self.ema, base)]
+        own = ranks.together(lambda: repeatable(batches)) if len(copies) > 1 else batches
+        measured = [
+            measure_anew(each, ranks.together(lambda: opened(own)), self.forward, group=ranks.group)[1]
+            for each in copies
+        ]
+        for copy, found in zip(copies, measured, strict=True):  # all of them are known, and nothing below fails
+            write_(copy, found)
 
     def _make(self, stats: Statistics, batches: Batches) -> tuple[Plan, Bases]:
         plan = make_plan(self.model, stats, self._wish, batches=batches, measured=self.measured)
