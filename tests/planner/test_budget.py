@@ -189,3 +189,29 @@ def test_a_budget_of_operations_that_nobody_can_count_is_refused() -> None:
     plan = pcn.make_plan(model, stats, pcn.Budget(flops=0.7, config=pcn.PCNConfig(exclude=("big",))))
     assert plan.layers["stem"].rank is not None
     assert plan.layers["big"].flops_before is None
+
+
+@settings(max_examples=15)
+@given(floor=st.floats(0.0, 1.0), step=st.integers(1, 16), params=st.floats(0.3, 1.0))
+def test_every_layer_keeps_the_share_of_the_floor(floor: float, step: int, params: float) -> None:
+    model = network()
+    stats = pcn.analyze(model, [BATCH])
+    budget = pcn.Budget(params, step=step, floor=floor)
+    try:
+        plan = pcn.make_plan(model, stats, budget)
+    except pcn.ConfigError as error:
+        assert "too small" in str(error)
+        with pytest.raises(pcn.ConfigError, match="too small"):  # and at once
+            pcn.Switch(model, None, budget)
+        return
+    pcn.Switch(model, None, budget)
+    for layer in plan.transformed:
+        assert layer.rank is not None
+        assert layer.rank >= floor * layer.in_features / layer.groups or layer.in_features < step
+
+
+def test_a_floor_that_stands_in_the_way_is_named() -> None:
+    with pytest.raises(pcn.ConfigError, match=r"floor=0\.5 keeps as much of every layer's directions"):
+        pcn.compress_(network(), [BATCH], pcn.Budget(0.3, floor=0.5))
+    with pytest.raises(pcn.ConfigError, match="from 0 to 1"):
+        pcn.Budget(0.3, floor=2)

@@ -16,8 +16,18 @@ MODEL = ("model", "model_options")
 DATA = ("data", "data_dir", "data_options", "scale", "seed", "calibration_samples")
 LOOK = ("analysis_mode", "analysis_pool", "analysis_fraction")
 NETWORK = (
-    *("pcn", "rank", *LIMITS, "worth", "two_sided", "drop_channels", "rank_step", "output_rank", "keep_outputs"),
-    *("layers", "exclude", "order", "basis", "precondition", "skip_larger", "train_basis", "keep_dropped"),
+    *("pcn", "rank", *LIMITS, "worth", "two_sided", "drop_channels", "rank_step", "rank_floor", "output_rank"),
+    *(
+        "keep_outputs",
+        "layers",
+        "exclude",
+        "order",
+        "basis",
+        "precondition",
+        "skip_larger",
+        "train_basis",
+        "keep_dropped",
+    ),
 )
 STEP = ("batch", "optimizer", "momentum")
 

@@ -36,6 +36,7 @@ class Budget:
     step_ms: Limit = None
     memory_mib: Limit = None
     step: int = 8  # ranks are handed out in steps of this, and channels kept, which also suits the hardware
+    floor: float = 0.0  # share of its directions that every layer keeps at least
     worth: Worth = field(default_factory=Response)  # what the directions of a layer are worth
     two_sided: bool = False  # choose the number of trained outputs of each layer as well
     drop_channels: bool = False  # choose which output channels go as well, coupled ones together
@@ -52,6 +53,8 @@ class Budget:
         for name, least in (("step", self.step), ("batch", 1 if self.batch is None else self.batch)):
             if isinstance(least, bool) or not isinstance(least, int) or least < 1:
                 raise ConfigError(f"{name}={least!r}: give a whole number of at least 1")
+        if isinstance(self.floor, bool) or not isinstance(self.floor, int | float) or not 0 <= self.floor <= 1:
+            raise ConfigError(f"floor={self.floor!r}: give a share of a layer's directions, from 0 to 1")
         if self.optimizer is not None and self.optimizer not in STATE:
             raise ConfigError(f"optimizer={self.optimizer!r}: give one of {', '.join(STATE)}")
         if not isinstance(self.config, PCNConfig):

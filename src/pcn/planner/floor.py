@@ -28,7 +28,8 @@ class Steps:
     """The size of a step of rank, what to ask for instead, and what would come of it.
 
     ``narrow`` are the layers that have no more inputs than a step, and ``finest`` is the least that the whole model
-    could take in steps of 1, in units that are counted. With ``drops``, channels go as well, once ranks alone fit.
+    could take in steps of 1, in units that are counted. With ``drops``, channels go as well, once ranks alone fit. No
+    layer keeps a smaller share of its directions than the ``floor``.
     """
 
     size: int = 1
@@ -36,6 +37,7 @@ class Steps:
     narrow: tuple[str, ...] = ()
     finest: Costs = field(default_factory=dict)
     drops: bool = False
+    floor: float = 0.0
 
     @classmethod
     def of(cls, budget: Budget, layers: Sequence[LayerPlan], prices: Prices, others: Costs) -> Steps:
@@ -53,11 +55,13 @@ class Steps:
             ),
             {unit: amount for unit, amount in finest.items() if not UNITS[unit].measured},
             budget.drop_channels,
+            budget.floor,
         )
 
     def advice(self, least: Costs, now: Costs) -> str:
         """What to change where this, the least that could be had, is too much; nothing where nothing is known."""
-        return self._finer(least, now) + (KEPT if self.drops else "")
+        held = f"; floor={self.floor:g} keeps as much of every layer's directions" if self.floor else ""
+        return held + self._finer(least, now) + (KEPT if self.drops else "")
 
     def _finer(self, least: Costs, now: Costs) -> str:
         lower = {unit: self.finest[unit] for unit in least if self.finest.get(unit, least[unit]) < least[unit]}
@@ -76,7 +80,8 @@ def lowest(layer: LayerPlan, budget: Budget, prices: Prices) -> list[Option]:
     """
     if budget.config.fixes(layer.name):
         return [Option(None, None, dict.fromkeys(prices.units, 0))]
-    planned = replace(layer, rank=multiples(budget.rank_step, layer.in_features // layer.groups)[0])
+    width = layer.in_features // layer.groups
+    planned = replace(layer, rank=multiples(budget.rank_step, width, budget.floor * width)[0])
     outputs = (
         multiples(budget.rank_step, layer.out_features // layer.groups - 1) if on_both_sides(layer, budget) else ()
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,19 +28,26 @@ class Option:
 
 
 def forms(
-    layer: LayerPlan, step: int, prices: Prices, *, two_sided: bool, only_smaller: bool, dearer: bool
+    layer: LayerPlan,
+    step: int,
+    prices: Prices,
+    *,
+    two_sided: bool,
+    only_smaller: bool,
+    dearer: bool,
+    floor: float = 0.0,
 ) -> Iterator[Option]:
     """Yield the layer as it is, and its forms in steps of rank; with ``only_smaller`` none that is larger or slower.
 
     A form that takes more time, or memory, than the layer takes now, where that was measured for a budget of it, is one
-    only with ``dearer``. A layer that has lost inputs always reads what is left along directions, which can stand for
-    some of the lost.
+    only with ``dearer``. Every form keeps a share of its directions of at least the ``floor``. A layer that has lost
+    inputs always reads what is left along directions, which can stand for some of the lost.
     """
     whole = prices.before(layer)
     if layer.kept_inputs == layer.in_features:
         yield Option(None, None, prices.after(replace(layer, rank=None, output_rank=None)))
     width, outputs = layer.kept_inputs // layer.groups, layer.kept_outputs // layer.groups
-    for rank in multiples(step, width):
+    for rank in multiples(step, width, floor * width):
         for trained in (None, *(multiples(step, outputs - 1) if two_sided else ())):
             planned = replace(layer, rank=rank, output_rank=trained)
             if only_smaller and (planned.is_slower or planned.is_larger):
@@ -66,13 +74,14 @@ def valued(option: Option, worth: Tensor, shares: Tensor | None, *, left: Tensor
     return replace(option, worth=float(worth[option.rank]) * kept)
 
 
-def multiples(step: int, most: int) -> Sequence[int]:
-    """The multiples of a step up to the most that there can be; that alone where a step is more.
+def multiples(step: int, most: int, least: float = 0.0) -> Sequence[int]:
+    """The multiples of a step up to the most that there can be, from the least on; the most alone where none is there.
 
-    >>> list(multiples(8, 30)), list(multiples(8, 5)), list(multiples(8, 0))
-    ([8, 16, 24], [5], [])
+    >>> list(multiples(8, 30)), list(multiples(8, 5)), list(multiples(8, 0)), list(multiples(8, 30, 9.5))
+    ([8, 16, 24], [5], [], [16, 24])
     """
-    return range(step, most + 1, step) or ((most,) if most else ())
+    first = max(1, math.ceil(least / step)) * step
+    return range(first, most + 1, step) or ((most,) if most else ())
 
 
 def output_shares(weight: Tensor, variances: Tensor, vectors: Tensor, step: int) -> Tensor:

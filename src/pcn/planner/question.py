@@ -110,8 +110,9 @@ class Question:
         both, smaller = on_both_sides(layer, self.budget), self.budget.config.skip_larger
 
         def found(only_smaller: bool, dearer: bool) -> list[Option]:
-            step = self.budget.rank_step
-            return list(forms(layer, step, self.prices, two_sided=both, only_smaller=only_smaller, dearer=dearer))
+            step, floor = self.budget.rank_step, self.budget.floor
+            how = {"two_sided": both, "only_smaller": only_smaller, "dearer": dearer}
+            return list(forms(layer, step, self.prices, floor=floor, **how))
 
         # Where a rule by name takes inputs away, the layer has to have some basis.
         return found(smaller, self.dearer) or ([] if self.budget.drop_channels else found(False, True))

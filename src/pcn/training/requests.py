@@ -61,6 +61,7 @@ def requested(settings: Settings) -> PCNConfig | Budget:
     return replace(
         budget,
         step=settings.rank_step,
+        floor=settings.rank_floor,
         worth=worths[settings.worth],
         two_sided=settings.two_sided,
         drop_channels=settings.drop_channels,

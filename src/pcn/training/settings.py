@@ -48,7 +48,7 @@ class Settings:
     seed: int = option(0, "decides the weights, the split and the order of the data")
     optimizer: str = option("sgd", "which optimizer", choices=OPTIMIZERS)
     learning_rate: float = option(0.05, "its learning rate")
-    momentum: float = option(0.9, "SGD's momentum", least=0)
+    momentum: float = option(0.9, "SGD's momentum", least=0, most=1)
     nesterov: bool = option(False, "Nesterov's form of it")
     betas: tuple[float, float] = option((0.9, 0.999), "Adam's decay rates", least=0)
     epsilon: float = option(1e-8, "Adam's epsilon", least=0)
@@ -86,6 +86,9 @@ class Settings:
     drop_channels: bool = switch_option(False, "have a budget choose which output channels go as well")
     rank_step: int = switch_option(
         STEP, "ranks within a budget, and channels that are kept, go in steps of this", least=1
+    )
+    rank_floor: float = switch_option(
+        0.0, "share of its directions that every layer keeps at least within a budget", least=0.0, most=1.0
     )
     output_rank: int | float | None = switch_option(
         None, "outputs of every layer that are trained: a number (1 is one), or a fraction (1.0 is all)"
@@ -166,6 +169,7 @@ class Settings:
             raise ConfigError("rank and a budget are both given: a budget chooses the ranks itself")
         named = [name for name in ("two_sided", "drop_channels") if getattr(self, name)]
         named += [f"rank_step={self.rank_step}"] if self.rank_step != STEP else []
+        named += [f"rank_floor={self.rank_floor}"] if self.rank_floor else []
         if not self.has_budget and (named or self.worth != WORTHS[0]):
             given = " and ".join(named) or f"worth={self.worth!r}"
             raise ConfigError(f"{given} without a budget: give one of {', '.join(LIMITS)}, or leave it out")
