@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from pcn.running.untouched import MODES, training_norms, untouched
 from pcn.statistics import analyze
 
 
@@ -131,3 +132,26 @@ def test_the_example_does_not_hold_a_graph():
     statistics = analyze(model, [batch])
     assert not statistics.example.inputs.requires_grad
     assert copy.deepcopy(statistics.example).inputs.equal(batch)
+
+
+class Caches(nn.Module):
+    """Has a batch norm, and forgets in its train() what it has worked out at inference."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.known = nn.BatchNorm1d(2), 0
+
+    def train(self, mode=True):
+        if mode:
+            self.known = None
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_model_does_where_it_is_put_into_train_mode_does_not_happen(mode):
+    model = Caches().eval()
+    model.known = 3
+    assert training_norms(model) == {"norm"}
+    with untouched(model, mode):
+        assert model.norm.training == (mode == "batch")
+    assert model.known == 3

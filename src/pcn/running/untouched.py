@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pcn.errors import ConfigError
+from pcn.errors import ConfigError, PlanError
+from pcn.running.copying import copied_around
 from pcn.running.stock import plain
 
 Mode = Literal["eval", "batch", "train"]
@@ -59,7 +60,8 @@ def checked_mode(mode: Mode) -> Mode:
 @contextmanager
 def _batch_statistics(model: nn.Module) -> Iterator[None]:
     """Put a model into eval mode, but for batch norms that would train: those that are frozen stay so."""
-    norms = list(training_norms(model).values())
+    names = training_norms(model)
+    norms = [module for name, module in model.named_modules() if name in names and isinstance(module, _BatchNorm)]
     model.eval()
     for norm in norms:
         norm.train()
@@ -67,18 +69,24 @@ def _batch_statistics(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def training_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """The batch norms that normalise by the batch while a model trains, by name; its modes stay as they are.
+def training_norms(model: nn.Module) -> set[str]:
+    """The names of the batch norms that normalise by the batch while a model trains; nothing of it changes.
+
+    Of one that cannot be copied, and stands in eval mode, all count.
 
     >>> model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
     >>> _ = model[1].eval()
-    >>> list(training_norms(model))
-    ['0']
+    >>> training_norms(model)
+    {'0'}
     """
-    with same_modes(model):
-        if not model.training:
-            model.train()  # one that keeps some of its norms frozen does so here
-        return {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm) and m.training}
+    norms = {name for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    if not model.training:
+        try:
+            # One that keeps some of its norms frozen does so in its train(), which may do more than that.
+            model = copied_around(model).train()
+        except PlanError:
+            return norms
+    return {name for name, module in model.named_modules() if name in norms and module.training}
 
 
 @contextmanager
