@@ -129,6 +129,8 @@ def test_sparse_gradients_and_momentum_are_cut_too(momentum: float) -> None:
     torch.testing.assert_close(model.words.weight.grad.to_dense(), before[:, list(kept)])
     model(index).square().sum().backward()
     optimizer.step()
+    pcn.fold_(model, optimizer=optimizer)
+    assert model.words.weight.grad.shape == (10, 6)
 
 
 def test_state_inside_lists_does_not_go_along_unseen() -> None:

@@ -135,15 +135,17 @@ def test_the_example_does_not_hold_a_graph():
 
 
 class Caches(nn.Module):
-    """Has a batch norm, and forgets in its train() what it has worked out at inference."""
+    """Has a batch norm; in its train() it forgets what it has worked out at inference, and takes a weight apart."""
 
     def __init__(self):
         super().__init__()
         self.norm, self.known = nn.BatchNorm1d(2), 0
+        self.weight = nn.Parameter(torch.ones(2))
 
     def train(self, mode=True):
         if mode:
             self.known = None
+            self.weight.data -= 1
         return super().train(mode)
 
 
@@ -151,7 +153,16 @@ class Caches(nn.Module):
 def test_what_a_model_does_where_it_is_put_into_train_mode_does_not_happen(mode):
     model = Caches().eval()
     model.known = 3
+    model.weight.data.fill_(1)
     assert training_norms(model) == {"norm"}
     with untouched(model, mode):
         assert model.norm.training == (mode == "batch")
     assert model.known == 3
+    assert model.weight.tolist() == [1, 1]
+
+
+def test_a_norm_without_running_statistics_always_normalises_by_the_batch():
+    model = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False), nn.BatchNorm1d(2))
+    model.train()
+    model[0].eval(), model[1].eval()
+    assert training_norms(model) == {"0"}

@@ -183,3 +183,15 @@ def test_an_averaged_copy_is_recalibrated_too() -> None:
     batches = [images(seed, 16)[0] for seed in range(2)]
     pcn.Switch(model, None, CONFIG, ema=ema, recalibrate=True).now(iter(batches))
     torch.testing.assert_close(ema.eval()(batches[0]), model.eval()(batches[0]))
+
+
+def test_a_switch_whose_optimizer_cannot_follow_leaves_running_statistics_alone() -> None:
+    model = nn.Sequential(nn.Linear(12, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 3))
+    optimizer, x = torch.optim.Adam(model.parameters()), torch.randn(64, 12)
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.state[model[0].weight]["exp_avg"] = torch.zeros(5)  # no form that anybody knows
+    before = record(model)
+    with pytest.raises(RuntimeError):
+        pcn.Switch(model, optimizer, pcn.PCNConfig(rank=4, skip_larger=False), recalibrate=True).now([x])
+    assert record(model) == before

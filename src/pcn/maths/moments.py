@@ -8,7 +8,7 @@ from torch import Tensor
 from pcn.maths.products import cast, exact, expand, grouped, outer, project, select_inputs, unproject
 
 RTOL = 1e-6  # a direction of a basis that is this much shorter than another holds nothing but rounding
-LEAST = 0.1  # of what gradients that do not go together would have gathered: differences of moments are not sure
+LEAST = 0.5  # of what gradients that do not go together would have gathered: differences of moments are not sure
 FLOOR = 1e-3  # of the mean variance, added to each
 TINY = 1e-300
 

@@ -113,15 +113,18 @@ class Divergence:
 
 def _number(distance: Tensor | float) -> float:
     """What a function of one's own has measured, if it is a distance."""
-    if not isinstance(distance, Tensor | int | float) or (isinstance(distance, Tensor) and distance.numel() != 1):
+    try:
+        number = float(distance)
+    except (TypeError, ValueError, RuntimeError):
         given = f"shape {tuple(distance.shape)}" if isinstance(distance, Tensor) else f"type {type(distance).__name__}"
-        raise ConfigError(f"compare returned something of {given}: have it return one number for a whole batch")
-    if float(distance) < -ROUNDING:
+        said = f"compare returned something of {given}: have it return one number for a whole batch"
+        raise ConfigError(said) from None
+    if number < -ROUNDING:
         raise ConfigError(
-            f"compare returned a negative number, {float(distance):g}: have it return a distance, which is 0 where the "
-            "outputs are the same"
+            f"compare returned a negative number, {number:g}: have it return a distance, which is 0 where the outputs "
+            "are the same"
         )
-    return max(0.0, float(distance)) if math.isfinite(float(distance)) else float(distance)
+    return max(0.0, number) if math.isfinite(number) else number
 
 
 def _over_samples(means: Sequence[float], calls: Sequence[Example]) -> float:

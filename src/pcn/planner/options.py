@@ -14,6 +14,7 @@ from pcn.planner.units import UNITS, Costs
 from pcn.plans.layer_plan import LayerPlan
 
 Price = Callable[["Option"], float]
+ROUNDING = 1e-9  # of a number of steps that is worked out from a share
 POINTS = 16  # ranks at which the share of outputs is worked out, an eigenproblem each
 
 
@@ -79,8 +80,10 @@ def multiples(step: int, most: int, least: float = 0.0) -> Sequence[int]:
 
     >>> list(multiples(8, 30)), list(multiples(8, 5)), list(multiples(8, 0)), list(multiples(8, 30, 9.5))
     ([8, 16, 24], [5], [], [16, 24])
+    >>> multiples(1, 100, 0.55 * 100)[0]
+    55
     """
-    first = max(1, math.ceil(least / step)) * step
+    first = max(1, math.ceil(least / step - ROUNDING)) * step
     return range(first, most + 1, step) or ((most,) if most else ())
 
 

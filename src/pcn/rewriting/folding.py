@@ -97,7 +97,8 @@ def _carry_spread(plan: Plan, name: str) -> Carry:
 
 
 def _spread(tensor: Tensor, plan: Plan, name: str, fill: float = 0.0) -> Tensor:
-    """Write the kept channels to where they were."""
+    """Write the kept channels to where they were; what was sparse is dense then."""
+    tensor = tensor.to_dense() if tensor.is_sparse else tensor
     for dim, cut in plan.slices.get(name, {}).items():
         shape = [cut.size if d == dim else size for d, size in enumerate(tensor.shape)]
         index = torch.tensor(cut.kept, device=tensor.device)

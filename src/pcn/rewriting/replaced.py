@@ -40,7 +40,8 @@ class Replaced:
     def carried(self, entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
         """The new parameter's value of an entry, in memory as it lies there itself, which fused optimizers rely on."""
         if value.is_sparse and self.carry is not None:  # of an embedding, say
-            return self.carry(entry, value, bias_value)
+            carried = self.carry(entry, value, bias_value)
+            return carried if carried.is_sparse else carried.contiguous()
         laid_out = torch.zeros_like(self.new, dtype=value.dtype, device=value.device, requires_grad=False)
         return laid_out if self.carry is None else laid_out.copy_(self.carry(entry, value, bias_value))
 

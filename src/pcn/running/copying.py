@@ -34,6 +34,13 @@ def copied_around(model: nn.Module) -> nn.Module:
     return copied(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
+def copied_without_values(model: nn.Module) -> nn.Module:
+    """Copy a model with parameters and buffers that hold nothing: for code of its own that writes to them."""
+    memo: dict[int, Any] = {id(b): b.detach().to("meta") for b in model.buffers()}
+    memo |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()}
+    return copied(model, memo)
+
+
 class _WithoutHistory(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

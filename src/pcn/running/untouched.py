@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pcn.errors import ConfigError, PlanError
-from pcn.running.copying import copied_around
+from pcn.errors import ConfigError
+from pcn.running.copying import copied_without_values
 from pcn.running.stock import plain
 
 Mode = Literal["eval", "batch", "train"]
@@ -72,7 +72,7 @@ def _batch_statistics(model: nn.Module) -> Iterator[None]:
 def training_norms(model: nn.Module) -> set[str]:
     """The names of the batch norms that normalise by the batch while a model trains; nothing of it changes.
 
-    Of one that cannot be copied, and stands in eval mode, all count.
+    Where a model stands in eval mode, its own ``train()`` is called on a copy; where that fails, all of them count.
 
     >>> model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
     >>> _ = model[1].eval()
@@ -82,11 +82,15 @@ def training_norms(model: nn.Module) -> set[str]:
     norms = {name for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     if not model.training:
         try:
-            # One that keeps some of its norms frozen does so in its train(), which may do more than that.
-            model = copied_around(model).train()
-        except PlanError:
+            # One that keeps some of its norms frozen does so there, and may do more, such as merge weights.
+            model = copied_without_values(model).train()
+        except Exception:  # whatever a model's own code raises on tensors without values
             return norms
-    return {name for name, module in model.named_modules() if name in norms and module.training}
+    return {name for name, module in model.named_modules() if name in norms and _by_batch(module)}
+
+
+def _by_batch(norm: nn.Module) -> bool:
+    return norm.training or norm.running_mean is None
 
 
 @contextmanager

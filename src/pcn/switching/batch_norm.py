@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
-Measured = dict[str, dict[str, Tensor]]  # by norm, then by buffer
+NormStatistics = dict[str, dict[str, Tensor]]  # by norm, then by buffer
 
 
 def recalibrate_(
@@ -47,7 +47,7 @@ def recalibrate_(
 
 def measure_anew(
     model: nn.Module, batches: Iterable[Any], forward: Forward | None = None, *, group: ProcessGroup | None = None
-) -> tuple[int, Measured]:
+) -> tuple[int, NormStatistics]:
     """Return the number of batches and what :func:`recalibrate_` would write; the model stays as it is."""
     model = unwrap(model)
     named = {name: m for name, m in model.named_modules() if isinstance(m, BatchNorm) and _tracks(m)}
@@ -68,7 +68,7 @@ def measure_anew(
 
 
 @torch.no_grad()
-def write_(model: nn.Module, measured: Measured) -> None:
+def write_(model: nn.Module, measured: NormStatistics) -> None:
     """Give batch norms the running statistics that were measured."""
     base = unwrap(model)
     for norm, tensors in measured.items():
@@ -105,7 +105,7 @@ def _average_(measured: dict[str, Tensor], ranks: Ranks) -> None:
     own.copy_(whole)
 
 
-def _check_finite(measured: Measured) -> None:
+def _check_finite(measured: NormStatistics) -> None:
     for name, tensors in measured.items():
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             raise StatisticsError(

@@ -25,7 +25,7 @@ from pcn.rewriting.surgery import averaged
 from pcn.running.example import Batches, Example, Forward, opened, repeatable
 from pcn.running.optimizers import Optimizers, as_optimizers
 from pcn.statistics import Statistics, analyze
-from pcn.switching.batch_norm import measure_anew, write_
+from pcn.switching.batch_norm import NormStatistics, measure_anew, write_
 from pcn.switching.checks import check_analysis, check_leads_on, check_same, check_state, checked_count
 from pcn.switching.dimensions import dimension_rule, effective_dimensions, log_dimensions
 from pcn.switching.fading import Fading
@@ -58,7 +58,7 @@ class Switch:
     and parameters that none of them holds. ``log`` is a logger (:func:`pcn.switching.log_dimensions`) that is told the
     effective dimension of every layer after every epoch up to the switch. With ``fade``, what the cut takes away fades
     over so many steps first, and :meth:`after_step` is called after every one of them; channels that are dropped cannot
-    fade, nor can layers with neither a bias nor a batch norm behind them.
+    fade, nor can layers with neither a bias nor a batch norm behind them that trains.
     ``group`` are the processes that train together, by default those of a model in DistributedDataParallel: all of
     them make the same calls, each with its own batches. ``measured`` are costs that :func:`pcn.measure_costs` found:
     a budget of time or memory that cannot be met is then refused at once, and with a batch as ``example`` one of
@@ -262,11 +262,10 @@ class Switch:
             fading.step_(self.model, self.ema)
         if not fading.over:
             return None
-        before = engine.before_switch_()
-        self.plan = engine.apply_(
-            lambda: (fading.plan, fading.bases), None, strict=self.strict, then=lambda: self._recalibrate_(batches)
-        )
+        before, norms = engine.before_switch_(), NewNorms(self, batches)
+        self.plan = engine.apply_(lambda: (fading.plan, fading.bases), None, strict=self.strict, then=norms.measure)
         self._fading = None
+        norms.write_()
         engine.after_switch(before)
         return self.plan
 
@@ -277,29 +276,14 @@ class Switch:
         if self.recalibrate or self._measures_worth:
             batches = engine.ranks.together(lambda: repeatable(batches))
         found = stats or self.look(batches)
+        norms = NewNorms(self, batches)
         self.plan = engine.apply_(
-            lambda: self._make(found, batches),
-            found.example,
-            strict=self.strict,
-            then=lambda: self._recalibrate_(batches),
+            lambda: self._make(found, batches), found.example, strict=self.strict, then=norms.measure
         )
         self.statistics = found
+        norms.write_()
         engine.after_switch(before)
         return self.plan
-
-    def _recalibrate_(self, batches: Batches) -> None:
-        """Measure batch norm's running statistics anew, if asked, also those of an averaged copy."""
-        if not self.recalibrate:
-            return
-        ranks, base = self._engine.ranks, unwrap(self.model)
-        copies = [base] if self.ema is None else [base, averaged(self.ema, base)]
-        own = ranks.together(lambda: repeatable(batches)) if len(copies) > 1 else batches
-        measured = [
-            measure_anew(each, ranks.together(lambda: opened(own)), self.forward, group=ranks.group)[1]
-            for each in copies
-        ]
-        for copy, found in zip(copies, measured, strict=True):  # all of them are known, and nothing below fails
-            write_(copy, found)
 
     def _make(self, stats: Statistics, batches: Batches) -> tuple[Plan, Bases]:
         plan = make_plan(self.model, stats, self._wish, batches=batches, measured=self.measured)
@@ -325,3 +309,29 @@ class Switch:
     def _measures_worth(self) -> bool:
         """Whether the batches are gone over once more to choose ranks."""
         return isinstance(self._wish, Budget) and self._wish.worth.needs_batches
+
+
+class NewNorms:
+    """Batch norm's running statistics, measured anew if a switch is asked to, also those of an averaged copy.
+
+    They are measured while everything can still be put back, and written when nothing can fail any more.
+    """
+
+    def __init__(self, switch: Switch, batches: Batches) -> None:
+        self._switch, self._batches = switch, batches
+        self._found: list[tuple[nn.Module, NormStatistics]] = []
+
+    def measure(self) -> None:
+        switch = self._switch
+        if not switch.recalibrate:
+            return
+        ranks, base = switch._engine.ranks, unwrap(switch.model)
+        copies = [base] if switch.ema is None else [base, averaged(switch.ema, base)]
+        batches = ranks.together(lambda: repeatable(self._batches)) if len(copies) > 1 else self._batches
+        for each in copies:
+            own = ranks.together(lambda: opened(batches))
+            self._found.append((each, measure_anew(each, own, switch.forward, group=ranks.group)[1]))
+
+    def write_(self) -> None:
+        for model, measured in self._found:
+            write_(model, measured)
