@@ -292,7 +292,9 @@ def test_values_of_another_type_are_refused(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"momentum": -1.0}, "of at least 0$"),
+        ({"momentum": -1.0}, "of at least 0 and at most 1$"),
+        ({"momentum": 2.0}, "of at least 0 and at most 1$"),
+        ({"rank_floor": 1.5, "params": 0.5}, "of at least 0.* and at most 1"),
         ({"weight_decay": -0.1}, "of at least 0$"),
         ({"label_smoothing": 3.0}, "of at least 0 and at most 1$"),
         ({"learning_rate": math.inf}, "give a finite number$"),
