@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -51,6 +53,15 @@ def network(kind: str) -> tuple[nn.Sequential, str]:
     return nn.Sequential(first, relu, nn.Linear(WIDTH, 8, bias="no bias" not in kind), norm, nn.Tanh(), last), "2"
 
 
+def gather(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Callable[[int], Tensor]) -> None:
+    """Go over the same batches, with an optimizer that stands still."""
+    torch.manual_seed(1)
+    for _ in range(300):
+        optimizer.zero_grad()
+        (model(inputs(32)) - torch.randn(32, 1)).square().mean().backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize("mean", [0.0, 3.0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_what_adam_would_have_gathered_in_the_new_coordinates(kind: str, mean: float) -> None:
@@ -62,21 +73,14 @@ def test_it_is_what_adam_would_have_gathered_in_the_new_coordinates(kind: str, m
     def inputs(count: int) -> Tensor:
         return torch.randn(count, WIDTH) * SPREAD.sqrt() @ TURN.T + mean
 
-    def gather() -> None:
-        torch.manual_seed(1)
-        for _ in range(300):
-            optimizer.zero_grad()
-            (model(inputs(32)) - torch.randn(32, 1)).square().mean().backward()
-            optimizer.step()
-
-    gather()
+    gather(model, optimizer, inputs)
     stats = pcn.analyze(model, [inputs(2000)])
     only = pcn.PCNConfig(layers={name: pcn.LayerRule(rank=12)}, rank=None, skip_larger=False)
     pcn.make_plan(model, stats, only).apply_(model, stats, optimizer=optimizer)
     weight = model.get_submodule(name).weight
     carried = optimizer.state[weight]["exp_avg_sq"].clone()
     optimizer.state.clear()
-    gather()
+    gather(model, optimizer, inputs)
     ratio = (carried / optimizer.state[weight]["exp_avg_sq"]).median(0).values
     assert ratio.min() > 0.5
     assert ratio.max() < (2.0 if mean == 0 or "norm" in kind else 4.0)  # what the mean brought in is not sure
@@ -94,21 +98,14 @@ def test_it_is_not_far_too_small_for_convolutions_either() -> None:
     def images(count: int) -> Tensor:
         return torch.einsum("nchw,cd->ndhw", torch.randn(count, 4, 6, 6), turn) + 1
 
-    def gather() -> None:
-        torch.manual_seed(1)
-        for _ in range(300):
-            optimizer.zero_grad()
-            (model(images(16)) - torch.randn(16, 1)).square().mean().backward()
-            optimizer.step()
-
-    gather()
+    gather(model, optimizer, images)
     stats = pcn.analyze(model, [images(200)])
     config = pcn.PCNConfig(rank=1.0, skip_larger=False)
     pcn.make_plan(model, stats, config).apply_(model, stats, optimizer=optimizer)
     weights = [model[0].weight, model[2].weight, model[5].weight]
     carried = [optimizer.state[weight]["exp_avg_sq"].clone() for weight in weights]
     optimizer.state.clear()
-    gather()
+    gather(model, optimizer, images)
     for weight, estimate in zip(weights, carried, strict=True):
         ratio = (estimate / optimizer.state[weight]["exp_avg_sq"]).flatten()
         assert ratio.quantile(0.05) > 1 / 16

@@ -26,7 +26,7 @@ def norm_project_backward(
     d_added = rows.new_empty(0) if given is None else torch.empty_like(rows)
     d_rows = torch.empty_like(rows)
     deep = basis is not None and basis.shape[1] >= dispatch.WRITTEN_FROM
-    behind = d_added if given is not None else d_rows if deep else None  # ReLU
+    behind = d_added if given is not None else d_rows if deep else None  # where the gradient behind ReLU is written
     new = rows.new_empty if len(rows) else rows.new_zeros  # the sums are written, not added to
     d_bias, d_weight = (new(rows.shape[1], dtype=torch.float32) for _ in range(2))
     if len(rows):

@@ -13,9 +13,9 @@ from pcn.planner.measured import Measured
 from pcn.planner.units import Costs
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
-from pcn.plans.prospect import META, size_of
-from pcn.plans.skeleton import skeleton
+from pcn.plans.prospect import size_of
 from pcn.running.example import Example
+from pcn.running.untouched import untouched
 
 NOTHING = Measured(Usage(), {})
 
@@ -66,7 +66,8 @@ def operations(model: nn.Module, example: Example | None) -> int | None:
     if example is None:
         return None
     try:
-        flops = size_of(skeleton(model, {}, META).eval(), example).flops_per_sample
+        with untouched(model):
+            flops = size_of(model, example).flops_per_sample
     except Exception:  # whatever a model's own code raises on tensors without values
         return None
     return None if flops is None else round(flops)

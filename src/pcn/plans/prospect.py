@@ -6,17 +6,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from pcn.costs.count import count, flops_per_sample
 from pcn.layers import unwrap
 from pcn.plans.plan import Plan
-from pcn.plans.skeleton import skeleton
+from pcn.running.copying import copied_without_values
 from pcn.running.example import Example, device_of
-
-META = torch.device("meta")
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ def prospect(model: nn.Module, plan: Plan, example: Example | None) -> Prospect:
     1226
     """
     # Both without weights, which take no memory.
-    now, changed = (skeleton(unwrap(model), {}, META) for _ in range(2))
+    now, changed = (copied_without_values(unwrap(model)) for _ in range(2))
     plan.reshape_(changed)
     if example is None:
         return Prospect(size_of(now, None), size_of(changed, None), "how the model is called is unknown")

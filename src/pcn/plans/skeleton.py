@@ -11,15 +11,15 @@ from pcn.plans.plan import Slices
 from pcn.running.copying import copied
 
 
-def skeleton(model: nn.Module, slices: Slices, device: torch.device | None = None) -> nn.Module:
-    """Copy a model's structure with empty tensors of the sizes that the slices leave (on its own device by default)."""
+def skeleton(model: nn.Module, slices: Slices) -> nn.Module:
+    """Copy a model's structure with empty tensors of the sizes that the slices leave, on its own device."""
     memo: dict[int, Any] = {}
     sizes = {name: {dim: len(cut.kept) for dim, cut in dims.items()} for name, dims in slices.items()}
     touched = set()
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for name, tensor in tensors:
         if id(tensor) not in memo or name in sizes:
-            memo[id(tensor)] = _empty(tensor, sizes.get(name, {}), device)
+            memo[id(tensor)] = _empty(tensor, sizes.get(name, {}))
         if name in sizes:
             touched.add(name.rpartition(".")[0])
     bare = copied(model, memo)
@@ -28,10 +28,10 @@ def skeleton(model: nn.Module, slices: Slices, device: torch.device | None = Non
     return bare
 
 
-def _empty(tensor: Tensor, sizes: dict[int, int], device: torch.device | None) -> Tensor:
+def _empty(tensor: Tensor, sizes: dict[int, int]) -> Tensor:
     shape = [sizes.get(dim, size) for dim, size in enumerate(tensor.shape)]
     # Memory that is never touched costs nothing.
-    empty = torch.empty(shape, dtype=tensor.dtype, device=device or tensor.device)
+    empty = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -33,28 +33,29 @@ class Edit:
 
 def transforming(plan: Plan, model: nn.Module, bases: Bases) -> Edit:
     """Make the layers of a plan with their weights in the new coordinates."""
-    check_fits(plan, model)
-    edit = Edit(cut=_cut_tensors(plan, model))
-    for layer in plan.transformed:
-        old = model.get_submodule(layer.name)
-        new = _transformed(plan, layer, old, bases[layer.name])
-        edit.swaps.append((old, new))
-        edit.replaced += _replacements(plan, layer, old, new, bases[layer.name])
-    edit.replaced += _cut_parameters(plan, model, edit)
-    return edit
+    return _edit(plan, model, lambda layer, old: _transformed(plan, layer, old, bases[layer.name]), bases)
 
 
 def reshaping(plan: Plan, model: nn.Module, *, empty: bool = False) -> Edit:
     """Make the layers of a plan with random weights, or with ``empty`` ones that hold nothing yet."""
+
+    def make(layer: LayerPlan, old: nn.Module) -> PCModule:
+        new = _empty(layer, old)
+        if not empty and not new.weight.is_meta:
+            new.reset_parameters()
+        return new
+
+    return _edit(plan, model, make, {})
+
+
+def _edit(plan: Plan, model: nn.Module, make: Callable[[LayerPlan, nn.Module], PCModule], bases: Bases) -> Edit:
     check_fits(plan, model)
     edit = Edit(cut=_cut_tensors(plan, model))
     for layer in plan.transformed:
         old = model.get_submodule(layer.name)
-        new = _empty(layer, old)
-        if not empty and not new.weight.is_meta:
-            new.reset_parameters()
+        new = make(layer, old)
         edit.swaps.append((old, new))
-        edit.replaced += _replacements(plan, layer, old, new, None)
+        edit.replaced += _replacements(plan, layer, old, new, bases.get(layer.name))
     edit.replaced += _cut_parameters(plan, model, edit)
     return edit
 

@@ -39,11 +39,11 @@ class Replaced:
 
     def carried(self, entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
         """The new parameter's value of an entry, in memory as it lies there itself, which fused optimizers rely on."""
-        if value.is_sparse and self.carry is not None:  # of an embedding, say
-            carried = self.carry(entry, value, bias_value)
-            return carried if carried.is_sparse else carried.contiguous()
+        carried = None if self.carry is None else self.carry(entry, value, bias_value)
+        if carried is not None and carried.is_sparse:  # of an embedding, say
+            return carried
         laid_out = torch.zeros_like(self.new, dtype=value.dtype, device=value.device, requires_grad=False)
-        return laid_out if self.carry is None else laid_out.copy_(self.carry(entry, value, bias_value))
+        return laid_out if carried is None else laid_out.copy_(carried)
 
 
 def carry_cut(dims: dict[int, tuple[int, ...]]) -> Carry:

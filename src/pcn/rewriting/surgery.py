@@ -50,7 +50,7 @@ def apply_plan_(
     check_changeable(model, optimizer)
     base, optimizers = unwrap(model), as_optimizers(optimizer)
     _check_parts(base)
-    copies = [base] if ema is None else [base, averaged(ema, base)]
+    copies = with_average(base, ema)
     with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode could not be trained
         edits = _each(copies, lambda module: transforming(plan, module, bases))
     for edit in edits:
@@ -156,6 +156,11 @@ def _check_parts(model: nn.Module) -> None:
             ) from error
 
 
+def with_average(model: nn.Module, ema: nn.Module | None) -> list[nn.Module]:
+    """The model, and its averaged copy where there is one."""
+    return [model] if ema is None else [model, averaged(ema, model)]
+
+
 def averaged(ema: nn.Module, model: nn.Module) -> nn.Module:
     """The model inside an averaging wrapper (torch's AveragedModel and timm's both call it ``module``), or the copy."""
     inner = getattr(ema, "module", None)
@@ -185,7 +190,7 @@ def reshape_(
     check_changeable(model, optimizer)
     base, optimizers = unwrap(model), as_optimizers(optimizer)
     _check_parts(base)
-    copies = [base] if ema is None else [base, averaged(ema, base)]
+    copies = with_average(base, ema)
     edits = _each(copies, lambda module: reshaping(plan, module, empty=empty))
     for edit in edits:
         check_hooks(edit.replaced)

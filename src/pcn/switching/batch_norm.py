@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pcn.collectives import Ranks
 from pcn.errors import StatisticsError
 from pcn.layers import unwrap
-from pcn.running.example import Example, Forward, checked_batches
+from pcn.running.example import Batches, Example, Forward, checked_batches, opened, repeatable
 from pcn.running.failures import saying_which
 from pcn.running.untouched import counting_alone, untouched
 
@@ -74,6 +74,29 @@ def write_(model: nn.Module, measured: NormStatistics) -> None:
     for norm, tensors in measured.items():
         for name, tensor in tensors.items():
             base.get_submodule(norm).get_buffer(name).copy_(tensor)
+
+
+class Recalibration:
+    """The same for several models, in two steps: nothing is written before everything is measured.
+
+    A change of the models can so be put back when measuring fails, and leave no trace when something else does.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], batches: Batches, forward: Forward | None, ranks: Ranks) -> None:
+        self._models, self._batches, self._forward, self._ranks = models, batches, forward, ranks
+        self._found: list[NormStatistics] = []
+
+    def measure(self) -> None:
+        """Measure on every rank, or raise on every rank."""
+        if len(self._models) > 1:
+            self._batches = self._ranks.together(lambda: repeatable(self._batches))
+        for model in self._models:
+            own = self._ranks.together(lambda: opened(self._batches))
+            self._found.append(measure_anew(model, own, self._forward, group=self._ranks.group)[1])
+
+    def write_(self) -> None:
+        for model, measured in zip(self._models, self._found, strict=True):
+            write_(model, measured)
 
 
 def _measure(

@@ -16,7 +16,7 @@ from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 from pcn.rewriting.bases import Bases, Basis
 from pcn.rewriting.edit import rewritten
-from pcn.rewriting.surgery import averaged
+from pcn.rewriting.surgery import with_average
 
 HALF_STEPS = 16  # in which weights of half precision fade
 
@@ -55,7 +55,7 @@ class Fading:
         """Take one step's share away, in place; an averaged copy fades alike."""
         self.done += 1
         base = unwrap(model)
-        for copy in (base,) if ema is None else (base, averaged(ema, base)):
+        for copy in with_average(base, ema):
             for layer in self.plan.transformed:
                 module = copy.get_submodule(layer.name)
                 share = self._share(canonical_weight(module).dtype)

@@ -21,11 +21,11 @@ from pcn.plans.nothing import warn_of_nothing
 from pcn.plans.plan import Plan, check_untransformed, get_plan
 from pcn.rewriting.bases import Bases, find_bases
 from pcn.rewriting.optimizer_checks import check_could_follow
-from pcn.rewriting.surgery import averaged
+from pcn.rewriting.surgery import averaged, with_average
 from pcn.running.example import Batches, Example, Forward, opened, repeatable
 from pcn.running.optimizers import Optimizers, as_optimizers
 from pcn.statistics import Statistics, analyze
-from pcn.switching.batch_norm import NormStatistics, measure_anew, write_
+from pcn.switching.batch_norm import Recalibration
 from pcn.switching.checks import check_analysis, check_leads_on, check_same, check_state, checked_count
 from pcn.switching.dimensions import dimension_rule, effective_dimensions, log_dimensions
 from pcn.switching.fading import Fading
@@ -262,7 +262,7 @@ class Switch:
             fading.step_(self.model, self.ema)
         if not fading.over:
             return None
-        before, norms = engine.before_switch_(), NewNorms(self, batches)
+        before, norms = engine.before_switch_(), self._recalibration(batches)
         self.plan = engine.apply_(lambda: (fading.plan, fading.bases), None, strict=self.strict, then=norms.measure)
         self._fading = None
         norms.write_()
@@ -276,7 +276,7 @@ class Switch:
         if self.recalibrate or self._measures_worth:
             batches = engine.ranks.together(lambda: repeatable(batches))
         found = stats or self.look(batches)
-        norms = NewNorms(self, batches)
+        norms = self._recalibration(batches)
         self.plan = engine.apply_(
             lambda: self._make(found, batches), found.example, strict=self.strict, then=norms.measure
         )
@@ -284,6 +284,10 @@ class Switch:
         norms.write_()
         engine.after_switch(before)
         return self.plan
+
+    def _recalibration(self, batches: Batches) -> Recalibration:
+        models = with_average(unwrap(self.model), self.ema) if self.recalibrate else []
+        return Recalibration(models, batches, self.forward, self._engine.ranks)
 
     def _make(self, stats: Statistics, batches: Batches) -> tuple[Plan, Bases]:
         plan = make_plan(self.model, stats, self._wish, batches=batches, measured=self.measured)
@@ -309,29 +313,3 @@ class Switch:
     def _measures_worth(self) -> bool:
         """Whether the batches are gone over once more to choose ranks."""
         return isinstance(self._wish, Budget) and self._wish.worth.needs_batches
-
-
-class NewNorms:
-    """Batch norm's running statistics, measured anew if a switch is asked to, also those of an averaged copy.
-
-    They are measured while everything can still be put back, and written when nothing can fail any more.
-    """
-
-    def __init__(self, switch: Switch, batches: Batches) -> None:
-        self._switch, self._batches = switch, batches
-        self._found: list[tuple[nn.Module, NormStatistics]] = []
-
-    def measure(self) -> None:
-        switch = self._switch
-        if not switch.recalibrate:
-            return
-        ranks, base = switch._engine.ranks, unwrap(switch.model)
-        copies = [base] if switch.ema is None else [base, averaged(switch.ema, base)]
-        batches = ranks.together(lambda: repeatable(self._batches)) if len(copies) > 1 else self._batches
-        for each in copies:
-            own = ranks.together(lambda: opened(batches))
-            self._found.append((each, measure_anew(each, own, switch.forward, group=ranks.group)[1]))
-
-    def write_(self) -> None:
-        for model, measured in self._found:
-            write_(model, measured)
