@@ -47,6 +47,7 @@ class Prospect:
 def prospect(model: nn.Module, plan: Plan, example: Example | None) -> Prospect:
     """Say what a model costs now and what it would cost after a plan, without touching it.
 
+    >>> import torch
     >>> from pcn import PCNConfig, make_plan
     >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     >>> example = Example.of(torch.ones(2, 64))
