@@ -17,6 +17,13 @@ NARROW = {**PLAIN, **UNSWITCHED}
 WHITENED = {"precondition": 1.0}
 AS_TRAINED = {**WHITENED, "analysis_mode": "batch"}  # batch norm in the look as in training: running statistics lag
 FULL_RANK = {"params": None, "rank": "1.0", "skip_larger": False}  # other coordinates, and nothing else
+HALF_AND_HALF = {  # the sizes of half the width, behind bases on both sides; shortcuts, which stay whole, are paid for
+    "params": None,
+    "rank": "0.5",
+    "output_rank": 0.5,
+    "layers": {"stage3.*.conv2": {"rank": 120, "output_rank": 0.5}},
+    "exclude": ("conv1", "fc"),
+}
 SIZED = {**AS_TRAINED, "switch": SizedByWeights}
 TUNED = {"learning_rate": 0.05, "weight_decay": 5e-4}  # the best of the comparison's grid for the parent
 ARMS: dict[str, dict[str, Any]] = {
@@ -39,6 +46,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "tuned, batch statistics, precondition 1, floor 3/16": {**AS_TRAINED, **TUNED, "rank_floor": 0.1875},
     "tuned, batch statistics, precondition 1, taylor": {**AS_TRAINED, **TUNED, "worth": "taylor"},
     "tuned, batch statistics, precondition 1, switch after 8": {**AS_TRAINED, **TUNED, "switch_at": "8"},
+    "tuned, batch statistics, precondition 1, half and half": {**AS_TRAINED, **TUNED, **HALF_AND_HALF},
+    "tuned, batch statistics, precondition 1, two-sided": {**AS_TRAINED, **TUNED, "two_sided": True},
     "tuned, sized by weights": {**SIZED, **TUNED},
     "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
     "narrow, precondition 1": {**PLAIN, **AS_TRAINED, **FULL_RANK},  # what preconditioning gains without PCA's cut
@@ -47,7 +56,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "divergence": {"worth": "divergence"},
     "two-sided": {"two_sided": True},
     "two-sided, taylor": {"two_sided": True, "worth": "taylor"},
-    "two-sided, half and half": {"params": None, "rank": "0.5", "output_rank": 0.5, "exclude": ("conv1", "fc")},
+    "two-sided, half and half": HALF_AND_HALF,
     "precondition 1/4": {"precondition": 0.25},
     "precondition 1/2": {"precondition": 0.5},
     "precondition 1/2, taylor": {"precondition": 0.5, "worth": "taylor"},
@@ -165,9 +174,11 @@ LATE = (  # does what a plan is made of early fit what is learnt late? to be tri
     "parent, tuned",
     "narrow, tuned",
     "tuned, batch statistics, precondition 1",
+    "tuned, batch statistics, precondition 1, half and half",
     "tuned, batch statistics, precondition 1, paper's ranks",
     "tuned, batch statistics, precondition 1, floor 3/16",
     "tuned, batch statistics, precondition 1, floor 1/8",
+    "tuned, batch statistics, precondition 1, two-sided",
     "tuned, batch statistics, precondition 1, switch after 8",
     "tuned, batch statistics, precondition 1, taylor",
     "tuned, sized by weights",
