@@ -21,7 +21,7 @@ HALF_AND_HALF = {  # the sizes of half the width, behind bases on both sides; sh
     "params": None,
     "rank": "0.5",
     "output_rank": 0.5,
-    "layers": {"stage3.*.conv2": {"rank": 120, "output_rank": 0.5}},
+    "layers": {"stage3.*.conv2": {"rank": 0.46875, "output_rank": 0.5}},
     "exclude": ("conv1", "fc"),
 }
 SIZED = {**AS_TRAINED, "switch": SizedByWeights}
