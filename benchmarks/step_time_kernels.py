@@ -47,11 +47,16 @@ class Case:
 
 def copy_bandwidth(device: torch.device, size: int = 2**30) -> float:
     """Bytes per second that a copy of a large tensor reads and writes."""
-    source = torch.empty(size if device.type == "cuda" else 2**20, dtype=torch.uint8, device=device)
+    size = size if device.type == "cuda" else 2**20
+    return 2 * size / copy_s(device, size)
+
+
+def copy_s(device: torch.device, size: int) -> float:
+    """Seconds of a copy that reads so many bytes and writes as many."""
+    source = torch.empty(max(size // 4, 1), dtype=torch.int32, device=device)
     target = torch.empty_like(source)
-    words, others = source.view(torch.int32), target.view(torch.int32)
-    copies = (lambda: target.copy_(source), lambda: torch.bitwise_not(words, out=others))  # the driver's, a kernel's
-    return 2 * source.numel() / min(time_s(copy, device) for copy in copies)
+    copies = (lambda: target.copy_(source), lambda: torch.bitwise_not(source, out=target))  # the driver's, a kernel's
+    return min(time_s(copy, device) for copy in copies)
 
 
 def rows_of(device: torch.device, batch: int, stage: Stage, bandwidth: float) -> Iterator[Row]:
@@ -59,7 +64,7 @@ def rows_of(device: torch.device, batch: int, stage: Stage, bandwidth: float) ->
     width, rank, positions = stage
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     for case in cases(width, rank, batch * positions, device, dtype, positions):
-        taken = time_s(case.run, device)
+        taken, copied = time_s(case.run, device), copy_s(device, case.moved // 2)
         yield {
             "kernel": case.name,
             "width": width,
@@ -70,6 +75,7 @@ def rows_of(device: torch.device, batch: int, stage: Stage, bandwidth: float) ->
             "mib": case.moved / 2**20,
             "gb_per_s": case.moved / taken / 1e9,
             "share_of_copy": case.moved / taken / bandwidth,
+            "copy_us": copied * 1e6,
         } | ({} if case.library is None else {"library_us": time_s(case.library, device) * 1e6})
 
 

@@ -55,6 +55,7 @@ KERNELS: list[Column] = [
     ("µs", _number("time_us", 1)),
     ("MiB", _number("mib", 0)),
     ("share of a copy's speed (%)", _number("share_of_copy", 0, 100.0)),
+    ("a copy of as much, µs", _number("copy_us", 1)),
     ("PyTorch's own, µs", _number("library_us", 1)),
 ]
 

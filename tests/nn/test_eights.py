@@ -1,4 +1,4 @@
-"""Channels that are no multiples of eight are made up with zeros where a device wants eights; nothing else changes."""
+"""Where a device wants channels in eights, or in more, zeros make up what is missing; nothing else changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pcn.fusion import fuse_
 from pcn.fusion.layers import Form
 from pcn.fusion.switch import everywhere as fused_everywhere
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, eights
-from pcn.nn.eights import in_eights
+from pcn.nn.eights import in_eights, wanted
 from pcn.nn.functional import CONVOLUTIONS
 
 SIZES = st.integers(1, 20)
@@ -41,6 +41,22 @@ def test_zeros_change_nothing(everywhere: None, channels: int, filters: int, spa
     run = CONVOLUTIONS[spatial]
     torch.testing.assert_close(run(*made)[:, :filters], run(x, weight, bias))
     assert not run(*made)[:, filters:].any()
+
+
+@given(st.integers(1, 300))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_convolution_of_several_taps_gets_more(everywhere: None, count: int) -> None:
+    of_one, of_nine = (wanted(count, torch.device("cpu"), torch.float16, taps) for taps in (1, 9))
+    assert of_one == -(-count // 8) * 8 <= of_nine
+    assert of_nine % (32 if 16 < count <= 128 else 8) == 0
+    assert of_nine < count + 32
+
+
+def test_a_projection_has_as_many_channels_as_the_convolution_behind_it_wants(everywhere: None) -> None:
+    x, layer = torch.randn(2, 30, 6, 6).half(), PCConv2d(30, 20, 3, rank=17).half()
+    with FlopCounterMode(display=False) as counter:
+        layer(x)
+    assert counter.get_flop_counts()["Global"][torch.ops.aten.convolution] == 2 * 2 * (36 * 32 * 32 + 16 * 32 * 32 * 9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -133,7 +149,7 @@ def test_a_gpu_takes_eights(layout: torch.memory_format) -> None:
         nn.init.normal_(tensor, std=0.1)
     x = torch.randn(4, 60, 8, 8).bfloat16().contiguous(memory_format=layout)
     made = in_eights(x.cuda(), torch.randn(50, 60, 3, 3, device="cuda").bfloat16(), None, torch.bfloat16)
-    assert (made[0].shape[1], *made[1].shape[:2]) == (64, 56, 64)
+    assert (made[0].shape[1], *made[1].shape[:2]) == (64, 64, 64)
     expected = grown(layer.double(), x.double(), False)
     found = grown(layer.bfloat16().cuda(), x.cuda(), False)
     for one, another in zip(found, expected, strict=True):

@@ -19,7 +19,7 @@ from pcn.fusion.switch import fuses
 from pcn.kernels import narrow_conv, pointwise_conv
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, PCModule
 from pcn.nn.eights import cut, filled, in_eights
-from pcn.nn.functional import compute_dtype, convolve, convolve_padded, pointwise, project
+from pcn.nn.functional import compute_dtype, convolve, convolve_padded, for_convolution, pointwise, project
 from pcn.running.stock import switched_on
 
 if TYPE_CHECKING:
@@ -107,7 +107,10 @@ class FusedConv(FusedLayer):
         return self.bias.to(wide) - response
 
     def _project(self, x: Tensor) -> Tensor:
-        return _project_fixed(x, pointwise(self.basis.to(compute_dtype(x)).T, self.weight.dim() - 2))
+        directions = self.basis.to(compute_dtype(x)).T
+        if not self._hands_over(x):  # our own kernels want no more than eights
+            directions = for_convolution(directions, self.weight, x.device)
+        return _project_fixed(x, pointwise(directions, self.weight.dim() - 2))
 
     def _from_projected(self, projected: Tensor) -> Tensor:
         if self._hands_over(projected):

@@ -1,4 +1,8 @@
-"""Channels in eights: a GPU's fast products of 16-bit numbers take no others, so zeros make up what is missing."""
+"""Numbers of channels that a GPU is fast with: zeros make up what is missing.
+
+Products of 16-bit numbers take eights. Convolutions of several taps want more: those of 40 or 56 channels take half as
+long again as those of 64, which multiply more (docs/performance.md).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from torch import Tensor
 from pcn.layers import layout_of
 
 EIGHT = 8
+CONVOLVED, MANY = 32, 128  # the step of a convolution's channels, from more than two eights up to so many
 DEVICES = {"cuda"}  # where it counts
 
 
@@ -20,16 +25,20 @@ def in_eights(
     An input that is ``made_up`` may have such zeros already. One that does not fit is left for PyTorch to refuse.
     """
     at = 1 - weight.dim()  # where an input has its channels
-    filters, channels = (wanted(count, x.device, dtype) for count in weight.shape[:2])
+    taps = weight.shape[2:].numel()
+    filters, channels = (wanted(count, x.device, dtype, taps) for count in weight.shape[:2])
     if x.shape[at] != weight.shape[1] and not (made_up and x.shape[at] == channels):
         return x, weight, bias
     weight = filled(filled(weight, 1, channels), 0, filters)
     return filled(x, at, channels), weight, None if bias is None else filled(bias, 0, filters)
 
 
-def wanted(count: int, device: torch.device, dtype: torch.dtype) -> int:
-    """How many channels a device wants where there are ``count``."""
-    return -(-count // EIGHT) * EIGHT if device.type in DEVICES and dtype.itemsize == 2 else count
+def wanted(count: int, device: torch.device, dtype: torch.dtype, taps: int = 1) -> int:
+    """How many channels a device wants where there are ``count``, in a product or a convolution of so many taps."""
+    if device.type not in DEVICES or dtype.itemsize != 2:
+        return count
+    step = CONVOLVED if taps > 1 and 2 * EIGHT < count <= MANY else EIGHT
+    return -(-count // step) * step
 
 
 def filled(tensor: Tensor, dim: int, size: int) -> Tensor:

@@ -76,12 +76,13 @@ def pc_conv(
     """
     dtype, groups, spatial = compute_dtype(x), geometry.groups, weight.dim() - 2
     basis = basis.to(dtype)
-    kernel = pointwise(by_group(basis, groups).transpose(1, 2).flatten(0, 1), spatial)
+    directions = by_group(basis, groups).transpose(1, 2).flatten(0, 1)
+    kernel = pointwise(for_convolution(directions, weight, x.device) if groups == 1 else directions, spatial)
     centre = project_constant(mean, basis, groups)
     if geometry.pads_with_zeros:
         projected, shift = project(x, kernel, None, groups), -response(weight.to(dtype), centre, groups)
     else:
-        projected, shift = project(x, kernel, -centre.to(dtype), groups), None
+        projected, shift = project(x, kernel, filled(-centre.to(dtype), 0, len(kernel)), groups), None
     if output_basis is None:
         added = bias if shift is None else (bias + shift).to(dtype)
         y = convolve_padded(projected, weight, added, geometry, projected=True)
@@ -93,6 +94,12 @@ def pc_conv(
         return y
     offset_weight = offset_weight.to(dtype)
     return y + convolve_padded(x, offset_weight, -response(offset_weight, mean, groups).to(dtype), geometry)
+
+
+def for_convolution(directions: Tensor, weight: Tensor, device: torch.device) -> Tensor:
+    """Add directions that are zero, so that what is projected on them has as many channels as convolutions want."""
+    taps = weight.shape[2:].numel()
+    return filled(directions, 0, wanted(len(directions), device, directions.dtype, taps))
 
 
 def project(x: Tensor, kernel: Tensor, bias: Tensor | None, groups: int) -> Tensor:
