@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from peers.late_changes import BasisTrainedFirst, Rewhitened, SizedByWeights, TwoCuts
+from peers.late_changes import BasisTrainedFirst, Renewed, Rewhitened, SizedByWeights, TwoCuts
 
 NARROW_FLOPS = 326_830_592  # per sample, of the narrower network with as many parameters
 UNSWITCHED = {"switch_at": "never"}
@@ -49,6 +49,14 @@ ARMS: dict[str, dict[str, Any]] = {
     "tuned, batch statistics, precondition 1, half and half": {**AS_TRAINED, **TUNED, **HALF_AND_HALF},
     "tuned, batch statistics, precondition 1, two-sided": {**AS_TRAINED, **TUNED, "two_sided": True},
     "tuned, sized by weights": {**SIZED, **TUNED},
+    "tuned, batch statistics, precondition 1, basis trained": {**AS_TRAINED, **TUNED, "train_basis": True},
+    "tuned, batch statistics, basis trained": {**AS_TRAINED, **TUNED, "train_basis": True, "precondition": 0.0},
+    "tuned, batch statistics, precondition 1/2": {**AS_TRAINED, **TUNED, "precondition": 0.5},
+    "tuned, batch statistics, precondition 1, renewed every 2 epochs": {
+        **AS_TRAINED,
+        **TUNED,
+        "switch": partial(Renewed, every=2, until=8, share=0.25),
+    },
     "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
     "narrow, precondition 1": {**PLAIN, **AS_TRAINED, **FULL_RANK},  # what preconditioning gains without PCA's cut
     "paper's ranks": {"params": None, "pcn": "wide_resnet20-pcn1"},
@@ -183,4 +191,12 @@ LATE = (  # does what a plan is made of early fit what is learnt late? to be tri
     "tuned, batch statistics, precondition 1, taylor",
     "tuned, sized by weights",
 )
-GROUPS = {"promising": PROMISING, "finalists": FINALISTS, "rates": RATES, "late": LATE}
+BASES = (  # is it the bases, found early and fixed, that hold it back?
+    "narrow, tuned",
+    "tuned, batch statistics, precondition 1",
+    "tuned, batch statistics, precondition 1, basis trained",
+    "tuned, batch statistics, basis trained",
+    "tuned, batch statistics, precondition 1, renewed every 2 epochs",
+    "tuned, batch statistics, precondition 1/2",
+)
+GROUPS = {"promising": PROMISING, "finalists": FINALISTS, "rates": RATES, "late": LATE, "bases": BASES}

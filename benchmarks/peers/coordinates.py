@@ -1,4 +1,4 @@
-"""Other coordinates for layers in training, in place: what the network computes stays."""
+"""Other coordinates for layers in training, in place."""
 
 from __future__ import annotations
 
@@ -18,19 +18,45 @@ from pcn.statistics import eigen
 
 @torch.no_grad()
 def whiten_again_(model: nn.Module, optimizer: Optimizer, batches: Iterable[Tensor]) -> None:
-    """Bring the coordinates of every layer to the same variance."""
-    for layer, covariance in _covariances(model, batches).items():
-        _turn_(layer, optimizer, *_whitening(covariance))
+    """Bring the coordinates of every layer to the same variance; what the network computes stays."""
+    for layer, covariance in covariances(model, batches).items():
+        _turn_(layer, optimizer, *_whitening(of_coordinates(layer, covariance)))
 
 
 @torch.no_grad()
 def resize_(model: nn.Module, optimizer: Optimizer, squares: Mapping[str, float]) -> None:
-    """Scale the coordinates of every layer so that its weight has the mean square that is given by its name."""
+    """Scale the coordinates of every layer so that its weight has the mean square that is given by its name.
+
+    What the network computes stays.
+    """
     for name, layer in model.named_modules():
         if isinstance(layer, PCModule):
             factor = (float(layer.weight.square().mean()) / squares[name]) ** 0.5
             same = torch.eye(layer.basis.shape[1], dtype=torch.float64, device=layer.basis.device)
             _turn_(layer, optimizer, same * factor, same / factor)
+
+
+@torch.no_grad()
+def renew_(model: nn.Module, optimizer: Optimizer, batches: Iterable[Tensor], share: float) -> None:
+    """Have every layer give up the share of its coordinates that its output hears least of, for others.
+
+    It reads the directions of most variance outside of those that stay in their place, at first with weights of zero.
+    """
+    for layer, covariance in covariances(model, batches).items():
+        basis, variances = layer.basis.to(covariance), of_coordinates(layer, covariance).diagonal()
+        heard = variances * layer.weight.transpose(0, 1).flatten(1).to(variances).square().sum(1)
+        given_up, stay = heard.argsort().tensor_split([int(share * len(heard))])
+        if len(given_up) and len(stay):
+            around = torch.linalg.qr(basis[:, stay])[0]
+            outside = torch.eye(len(basis)).to(basis) - around @ around.T
+            values, vectors = eigen.full((outside @ covariance @ outside)[None])
+            new, varies = vectors[0, :, : len(given_up)], values[0, : len(given_up)]
+            usual = variances[stay].mean()
+            layer.basis[:, given_up] = (new * (usual / (varies + directions.FLOOR * usual)).sqrt()).to(layer.basis)
+            momentum = optimizer.state[layer.weight].get("momentum_buffer")
+            for tensor in (layer.weight, momentum):
+                if tensor is not None:
+                    tensor[:, given_up] = 0
 
 
 def _turn_(layer: PCModule, optimizer: Optimizer, turn: Tensor, back: Tensor) -> None:
@@ -49,16 +75,22 @@ def _whitening(covariance: Tensor) -> tuple[Tensor, Tensor]:
     return found.along[0], found.back[0]
 
 
-def _covariances(model: nn.Module, batches: Iterable[Tensor]) -> dict[PCModule, Tensor]:
-    """That of every layer's coordinates, with batch norm as in training."""
+def of_coordinates(layer: PCModule, covariance: Tensor) -> Tensor:
+    """The covariance of a layer's coordinates, from that of its input."""
+    basis = layer.basis.to(covariance)
+    return basis.T @ covariance @ basis
+
+
+def covariances(model: nn.Module, batches: Iterable[Tensor]) -> dict[PCModule, Tensor]:
+    """That of every layer's input, with batch norm as in training."""
     layers = [module for module in model.modules() if isinstance(module, PCModule)]
     sums: dict[PCModule, list[Tensor]] = {layer: [] for layer in layers}
 
     def watch(layer: PCModule, given: tuple[Tensor, ...]) -> None:
         rows = given[0].movedim(1, -1).flatten(0, -2) if isinstance(layer, PCConvNd) else given[0].flatten(0, -2)
-        found = (rows.float() - layer.mean) @ layer.basis
-        ones = torch.cat([found, found.new_ones(len(found), 1)], 1).double()
-        sums[layer].append(ones.T @ ones)
+        rows = rows.float() - layer.mean
+        ones = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
+        sums[layer].append((ones.T @ ones).double())
 
     hooks = [layer.register_forward_pre_hook(watch) for layer in layers]
     try:

@@ -21,7 +21,7 @@ from pcn.switching import Switch
 from pcn.training import Trainer
 from pcn.training.requests import analysis_options, pcn_config, requested
 from pcn.training.switch_time import parse_switch
-from peers.coordinates import resize_, whiten_again_
+from peers.coordinates import renew_, resize_, whiten_again_
 
 EPOCHS = 20
 
@@ -141,6 +141,22 @@ class Rewhitened(InPlace):
             return super().after_epoch(epoch, batches, **seen)
         if epoch % self.every == 0:
             whiten_again_(self.model, self.optimizer, batches())
+        return None
+
+
+class Renewed(InPlace):
+    """Gives up a share of the coordinates for directions of more variance, every few epochs until one is done."""
+
+    def __init__(self, trainer: Trainer, *, every: int, until: int, share: float) -> None:
+        super().__init__(trainer)
+        epochs = trainer.settings.epochs
+        self.every, self.until, self.share = scaled(every, epochs), scaled(until, epochs), share
+
+    def after_epoch(self, epoch: int, batches: Any, **seen: Any) -> Plan | None:
+        if self.plan is None:
+            return super().after_epoch(epoch, batches, **seen)
+        if epoch % self.every == 0 and epoch <= self.until:
+            renew_(self.model, self.optimizer, batches(), self.share)
         return None
 
 

@@ -1,4 +1,4 @@
-"""Other coordinates change neither the network nor what its momentum does."""
+"""Other coordinates change neither the network nor what its momentum does; new directions begin with nothing."""
 
 from __future__ import annotations
 
@@ -33,15 +33,19 @@ def stepped(model: nn.Sequential, x: Tensor) -> torch.optim.SGD:
 
 
 def test_the_function_stays_and_variances_are_the_same() -> None:
-    from peers.coordinates import _covariances, whiten_again_
+    from peers.coordinates import covariances, of_coordinates, whiten_again_
 
     model, x = built()
     optimizer = stepped(model, x)
     model.eval()
     expected, halves = model(x), [x[:128], x[128:]]
-    totals = [float(covariance.trace()) for covariance in _covariances(model, halves).values()]
+
+    def found_now() -> list[Tensor]:
+        return [of_coordinates(*item) for item in covariances(model, halves).items()]
+
+    totals = [float(covariance.trace()) for covariance in found_now()]
     whiten_again_(model, optimizer, halves)
-    found = list(_covariances(model, halves).values())
+    found = found_now()
     assert len(found) == 2
     for covariance, total in zip(found, totals, strict=True):
         level = total / len(covariance)
@@ -79,3 +83,34 @@ def test_momentum_goes_along() -> None:
     torch.testing.assert_close(
         torch.einsum("nr...,rq->nq...", layer.weight, turn.T), twin.weight, rtol=1e-6, atol=1e-9
     )  # W~' turnᵀ = W~
+
+
+def test_directions_that_are_hardly_heard_give_way_to_those_of_most_variance() -> None:
+    from peers.coordinates import covariances, of_coordinates, renew_
+
+    model, x = built()
+    optimizer = stepped(model, x)
+    layer = next(module for module in model.modules() if isinstance(module, PCModule))
+    covariance = covariances(model, [x])[layer]
+    heard = of_coordinates(layer, covariance).diagonal() * layer.weight.detach().square().sum((0, 2, 3))
+    least = heard.argsort()[:3]  # half of its six
+    stay = [at for at in range(6) if at not in least.tolist()]
+    without = copy.deepcopy(model).eval()
+    before = layer.basis.clone()
+    renew_(model, optimizer, [x], 0.5)
+    torch.testing.assert_close(layer.basis[:, stay], before[:, stay])
+    assert not layer.weight[:, least].any()
+    assert not optimizer.state[layer.weight]["momentum_buffer"][:, least].any()
+    assert optimizer.state[layer.weight]["momentum_buffer"][:, stay].all()
+    crossed = (layer.basis[:, stay].T @ layer.basis[:, least]).abs().max()
+    assert crossed < 1e-6 * layer.basis.abs().max()  # they read nothing that was read already
+    around = torch.linalg.qr(before[:, stay])[0]
+    outside = torch.eye(12, dtype=torch.double) - around @ around.T
+    most = torch.linalg.eigvalsh(outside @ covariance @ outside).flip(0)[:3]
+    unit = layer.basis[:, least] / layer.basis[:, least].norm(dim=0)
+    torch.testing.assert_close((unit.T @ covariance @ unit).diagonal(), most, rtol=1e-4, atol=1e-9)
+    with torch.no_grad():  # the network lost what the directions said that are gone, and nothing else
+        for one, twin in zip(model.modules(), without.modules(), strict=True):
+            if isinstance(one, PCModule):
+                twin.weight[one.weight == 0] = 0
+        torch.testing.assert_close(model.eval()(x), without(x))
