@@ -28,3 +28,11 @@ def test_a_network_is_planned_as_it_trains_and_trains_on(
     monkeypatch.setattr(script, "STAGES", ("",))
     script.main()
     assert "| 3 | 2 |" in capsys.readouterr().out
+
+
+def test_the_documentation_shows_what_was_planned() -> None:
+    import plans_by_epoch as script
+    from records import Records
+
+    page = (Path(__file__).parents[2] / "docs" / "comparison.md").read_text()
+    assert script.table(Records(script.RESULT).records) in page
