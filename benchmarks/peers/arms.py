@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from peers.late_changes import BasisTrainedFirst, Renewed, Rewhitened, SizedByWeights, TwoCuts
+from peers.late_changes import BasisTrainedFirst, DecayedDense, Renewed, Rewhitened, SizedByWeights, TwoCuts
 
 NARROW_FLOPS = 326_830_592  # per sample, of the narrower network with as many parameters
 UNSWITCHED = {"switch_at": "never"}
@@ -52,6 +52,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "tuned, batch statistics, precondition 1, basis trained": {**AS_TRAINED, **TUNED, "train_basis": True},
     "tuned, batch statistics, basis trained": {**AS_TRAINED, **TUNED, "train_basis": True, "precondition": 0.0},
     "tuned, batch statistics, precondition 1/2": {**AS_TRAINED, **TUNED, "precondition": 0.5},
+    "tuned, batch statistics, precondition 1, dense weight decayed": {**AS_TRAINED, **TUNED, "switch": DecayedDense},
+    "tuned, batch statistics, precondition 1, floor 3/16, switch after 8": {
+        **AS_TRAINED,
+        **TUNED,
+        "rank_floor": 0.1875,
+        "switch_at": "8",
+    },
     "tuned, batch statistics, precondition 1, renewed every 2 epochs": {
         **AS_TRAINED,
         **TUNED,
@@ -191,12 +198,16 @@ LATE = (  # does what a plan is made of early fit what is learnt late? to be tri
     "tuned, batch statistics, precondition 1, taylor",
     "tuned, sized by weights",
 )
-BASES = (  # is it the bases, found early and fixed, that hold it back?
+BASES = (  # is it the bases, found early and fixed, that hold it back, or what decay has become in them?
     "narrow, tuned",
     "tuned, batch statistics, precondition 1",
     "tuned, batch statistics, precondition 1, basis trained",
     "tuned, batch statistics, basis trained",
     "tuned, batch statistics, precondition 1, renewed every 2 epochs",
     "tuned, batch statistics, precondition 1/2",
+    "tuned, batch statistics, precondition 1, dense weight decayed",
+    "tuned, batch statistics, precondition 1, floor 3/16",
+    "tuned, batch statistics, precondition 1, floor 3/16, switch after 8",
+    "tuned, batch statistics, precondition 1, switch after 8",
 )
 GROUPS = {"promising": PROMISING, "finalists": FINALISTS, "rates": RATES, "late": LATE, "bases": BASES}

@@ -59,6 +59,22 @@ def renew_(model: nn.Module, optimizer: Optimizer, batches: Iterable[Tensor], sh
                     tensor[:, given_up] = 0
 
 
+@torch.no_grad()
+def decay_dense_(model: nn.Module, optimizer: Optimizer) -> None:
+    """Call after a step of SGD, to have decayed the weight W~ Uᵀ that a layer stands for, and not W~ itself.
+
+    They are equally large where directions have length one. Along one of length s, as preconditioning makes them, the
+    gradient of ‖W~ Uᵀ‖² is s² times that of ‖W~‖²: the step lacks s² - 1 of its decay.
+    """
+    layers = {module.weight: module for module in model.modules() if isinstance(module, PCModule)}
+    for group in optimizer.param_groups:
+        of_one = group["lr"] * group["weight_decay"] / (1 - group["momentum"])  # in the end, with what momentum repeats
+        for weight in group["params"]:
+            if weight in layers:
+                squares = layers[weight].basis.square().sum(0)
+                weight.mul_((1 - of_one * (squares - 1)).clamp_min(0).view(-1, *[1] * (weight.dim() - 2)))
+
+
 def _turn_(layer: PCModule, optimizer: Optimizer, turn: Tensor, back: Tensor) -> None:
     """Have z become turnᵀ z; ``back`` is the transposed inverse, by which weights follow. Momenta go along."""
     layer.basis.copy_(layer.basis.to(turn) @ turn)

@@ -21,7 +21,7 @@ from pcn.switching import Switch
 from pcn.training import Trainer
 from pcn.training.requests import analysis_options, pcn_config, requested
 from pcn.training.switch_time import parse_switch
-from peers.coordinates import renew_, resize_, whiten_again_
+from peers.coordinates import decay_dense_, renew_, resize_, whiten_again_
 
 EPOCHS = 20
 
@@ -142,6 +142,15 @@ class Rewhitened(InPlace):
         if epoch % self.every == 0:
             whiten_again_(self.model, self.optimizer, batches())
         return None
+
+
+class DecayedDense(InPlace):
+    """Decays the weights that layers stand for, as before the switch, in whichever coordinates they are."""
+
+    def after_step(self, step: int, batches: Any) -> Plan | None:
+        if self.plan is not None:
+            decay_dense_(self.model, self.optimizer)
+        return super().after_step(step, batches)
 
 
 class Renewed(InPlace):

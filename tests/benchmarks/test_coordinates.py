@@ -114,3 +114,22 @@ def test_directions_that_are_hardly_heard_give_way_to_those_of_most_variance() -
             if isinstance(one, PCModule):
                 twin.weight[one.weight == 0] = 0
         torch.testing.assert_close(model.eval()(x), without(x))
+
+
+def test_the_weight_that_a_layer_stands_for_decays() -> None:
+    from peers.coordinates import decay_dense_
+
+    model, _ = built()
+    layer = next(module for module in model.modules() if isinstance(module, PCModule))
+    with torch.no_grad():
+        layer.basis.mul_(torch.linspace(0.5, 3.0, 6))
+    dense = torch.einsum("nr...,mr->nm...", layer.weight, layer.basis)
+    (gradient,) = torch.autograd.grad(dense.square().sum() / 2, layer.weight)
+    expected = layer.weight.detach() - 0.01 * 0.001 * gradient
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, weight_decay=0.001)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)  # nothing but decay
+    optimizer.step()
+    assert not torch.allclose(layer.weight, expected, rtol=1e-5)
+    decay_dense_(model, optimizer)
+    torch.testing.assert_close(layer.weight, expected, rtol=1e-8, atol=0)
