@@ -19,7 +19,18 @@ from pcn.fusion.switch import fuses
 from pcn.kernels import narrow_conv, pointwise_conv
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, PCModule
 from pcn.nn.eights import cut, filled, in_eights
-from pcn.nn.functional import compute_dtype, convolve, convolve_padded, for_convolution, pointwise, project
+from pcn.nn.functional import (
+    compute_dtype,
+    convolve,
+    convolve_padded,
+    for_convolution,
+    linear_of_projected,
+    pointwise,
+    project,
+    project_constant,
+    project_rows,
+    response,
+)
 from pcn.running.stock import switched_on
 
 if TYPE_CHECKING:
@@ -93,18 +104,14 @@ class FusedConv(FusedLayer):
     geometry: Any
 
     def constant(self) -> Tensor:
-        # b~ - (Σ_k W~_k) Uᵀmu from the rounded W~ and U, in fp32; written so that a compiler makes one kernel of it.
+        # b~ - (Σ_k W~_k) Uᵀmu from the rounded W~ and U, in fp32.
         dtype = compute_dtype(self.weight)
-        wide = torch.promote_types(dtype, torch.float32)
-        centre = (self.basis.to(dtype).to(wide) * self.mean.to(wide)[:, None]).sum(0)
-        weight = self.weight.to(dtype).to(wide).flatten(2)
-        response = (weight * centre[:, None]).sum((1, 2))
+        shift = response(self.weight.to(dtype), project_constant(self.mean, self.basis.to(dtype)))
         if self.output_basis is not None:
-            response = (self.output_basis.to(dtype).to(wide) * response).sum(1)
+            shift = response(self.output_basis.to(dtype), shift)
         if self.offset_weight is not None:
-            kept = self.offset_weight.to(dtype).to(wide).flatten(2)
-            response = response + (kept * self.mean.to(wide)[:, None]).sum((1, 2))
-        return self.bias.to(wide) - response
+            shift = shift + response(self.offset_weight.to(dtype), self.mean)
+        return self.bias.to(shift.dtype) - shift
 
     def _project(self, x: Tensor) -> Tensor:
         directions = self.basis.to(compute_dtype(x)).T
@@ -174,25 +181,16 @@ class FusedLinear(FusedLayer, PCLinear):
         return self.bias
 
     def _project(self, x: Tensor) -> Tensor:
-        dtype = compute_dtype(x)
-        return F.linear(x, self.basis.to(dtype).T, -self._centre(dtype))
+        return project_rows(x, self.mean, self.basis)
 
     def _from_projected(self, projected: Tensor) -> Tensor:
-        bias = self._bias(projected)
-        if self.output_basis is None:
-            return F.linear(projected, self.weight, bias)
-        return F.linear(F.linear(projected, self.weight), self.output_basis.to(projected.dtype), bias)
+        return linear_of_projected(projected, self.weight, self.bias, self.output_basis)
 
     def _folded(self, x: Tensor) -> Tensor:
         dtype = compute_dtype(x)
         dense = self._dense(dtype)
-        wide = torch.promote_types(dtype, torch.float32)
-        offset = self.bias.to(wide) - (dense.to(wide) * self.mean.to(wide)).sum(1)
-        return F.linear(x, dense, offset.to(dtype))
-
-    def _centre(self, dtype: torch.dtype) -> Tensor:
-        wide = torch.promote_types(dtype, torch.float32)
-        return (self.basis.to(dtype).to(wide) * self.mean.to(wide)[:, None]).sum(0).to(dtype)
+        shift = response(dense, self.mean)
+        return F.linear(x, dense, (self.bias.to(shift.dtype) - shift).to(dtype))
 
 
 LAYERS: dict[type[nn.Module], type[FusedLayer]] = {

@@ -20,14 +20,15 @@ DEVICES = {"cuda"}  # where it counts
 def in_eights(
     x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, made_up: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the input, weight and bias of an ordinary convolution in ``dtype``, with zeros where channels are missing.
+    """Return input, weight and bias of an ordinary convolution in which ``dtype`` is multiplied, filled up with zeros.
 
-    An input that is ``made_up`` may have such zeros already. One that does not fit is left for PyTorch to refuse.
+    An input that is ``made_up`` may have some of them already. One that does not fit is left for PyTorch to refuse.
     """
     at = 1 - weight.dim()  # where an input has its channels
     taps = weight.shape[2:].numel()
     filters, channels = (wanted(count, x.device, dtype, taps) for count in weight.shape[:2])
-    if x.shape[at] != weight.shape[1] and not (made_up and x.shape[at] == channels):
+    most = channels if made_up else weight.shape[1]
+    if not weight.shape[1] <= x.shape[at] <= most:
         return x, weight, bias
     weight = filled(filled(weight, 1, channels), 0, filters)
     return filled(x, at, channels), weight, None if bias is None else filled(bias, 0, filters)

@@ -5,7 +5,6 @@ Letters: x the input, U the basis (m, r), mu the mean (m), W~ the projected weig
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -45,18 +44,27 @@ def pc_linear(
     output_basis: Tensor | None = None,
 ) -> Tensor:
     """Return V W~ Uᵀ(x - mu) + b~, plus the offset's W (x - mu), for x of shape (..., m)."""
-    dtype = compute_dtype(x)
-    rank = wanted(basis.shape[1], x.device, dtype)
-    basis, weight = filled(basis.to(dtype), 1, rank), filled(weight, 1, rank)
-    projected = F.linear(x, basis.T, -project_constant(mean, basis).to(dtype))
-    if output_basis is None:
-        y = F.linear(projected, weight, bias)
-    else:
-        y = F.linear(F.linear(projected, weight), output_basis.to(dtype), bias)
+    y = linear_of_projected(project_rows(x, mean, basis), weight, bias, output_basis)
     if offset_weight is None:
         return y
+    dtype = compute_dtype(x)
     offset_weight = offset_weight.to(dtype)
     return y + F.linear(x, offset_weight, -response(offset_weight, mean).to(dtype))
+
+
+def project_rows(x: Tensor, mean: Tensor, basis: Tensor) -> Tensor:
+    """Return Uᵀ(x - mu), which may have zeros at its end (see pcn.nn.eights)."""
+    dtype = compute_dtype(x)
+    basis = filled(basis.to(dtype), 1, wanted(basis.shape[1], x.device, dtype))
+    return F.linear(x, basis.T, -project_constant(mean, basis).to(dtype))
+
+
+def linear_of_projected(projected: Tensor, weight: Tensor, bias: Tensor, output_basis: Tensor | None) -> Tensor:
+    """Return V W~ z + b~ for what :func:`project_rows` returned."""
+    weight = filled(weight, 1, projected.shape[-1])
+    if output_basis is None:
+        return F.linear(projected, weight, bias)
+    return F.linear(F.linear(projected, weight), output_basis.to(compute_dtype(projected)), bias)
 
 
 def pc_conv(
@@ -142,20 +150,16 @@ def pointwise(matrix: Tensor, spatial: int) -> Tensor:
 
 
 def project_constant(mean: Tensor, basis: Tensor, groups: int = 1) -> Tensor:
-    """Return c = Uᵀmu, of shape (g*r,), in float32 or wider."""
+    """Return c = Uᵀmu, of shape (g*r,), in float32 or wider; written so that a compiler makes one kernel of it."""
     wide = torch.promote_types(basis.dtype, torch.float32)
-    with without_autocast(basis):
-        rows = mean.to(wide).reshape(groups, 1, -1)
-        return torch.bmm(rows, by_group(basis.to(wide), groups)).flatten()
+    return (by_group(basis.to(wide), groups) * mean.to(wide).reshape(groups, -1, 1)).sum(1).flatten()
 
 
 def response(weight: Tensor, constant: Tensor, groups: int = 1) -> Tensor:
     """Return Σ_{m,k} W[n, m, k] v[m] for a vector v that stands at every position, in float32 or wider."""
     wide = torch.promote_types(weight.dtype, torch.float32)
-    with without_autocast(weight):
-        summed = weight.to(wide).reshape(*weight.shape[:2], -1).sum(2)
-        columns = constant.to(wide).reshape(groups, -1, 1)
-        return torch.bmm(by_group(summed, groups), columns).flatten()
+    each = weight.to(wide).reshape(groups, -1, weight.shape[1], weight.shape[2:].numel())
+    return (each * constant.to(wide).reshape(groups, 1, -1, 1)).sum((2, 3)).flatten()
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -166,8 +170,3 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 def autocasts(device: str) -> bool:
     return device in AUTOCAST_DEVICES and torch.is_autocast_enabled(device)
-
-
-def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
-    device = tensor.device.type
-    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
