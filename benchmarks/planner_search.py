@@ -144,7 +144,7 @@ class Search:
         return Job(
             str(trial),
             own,
-            self.folder(trial),
+            self.folder(trial, own.epochs),
             trunk=self.trunk(trial),
             leaves=trunks,
             make_switch=ARMS[trial.arm].get("switch"),
@@ -160,8 +160,10 @@ class Search:
     def trunk_file(self, parent: Trial, epoch: int | None) -> Path:
         return self.options.work / "trunks" / trunk_name(f"{parent.file_name}-after{epoch}", self.compiled)
 
-    def folder(self, trial: Trial) -> Path:
-        return self.options.work / folder_name(trial.file_name, self.compiled)
+    def folder(self, trial: Trial, epochs: int) -> Path:
+        """Where a run of so many of the trial's epochs keeps its checkpoints."""
+        name = trial.file_name if epochs == trial.epochs else f"{trial.file_name}-to{epochs}"
+        return self.options.work / folder_name(name, self.compiled)
 
     def finished(self, trial: Trial, measured: Record | None) -> None:
         if measured is None:
@@ -171,7 +173,8 @@ class Search:
             key = {"arm": trial.arm, "seed": trial.seed, "epochs": trial.epochs}
             # Another process may have recorded the same trial meanwhile: that record stays.
             self.records.add({**key, "switch_epoch": trial.switch_epoch, **kept}, lambda r: key.items() <= r.items())
-        shutil.rmtree(self.folder(trial), ignore_errors=True)
+        for epochs in {trial.epochs, *self.trunks(trial)}:
+            shutil.rmtree(self.folder(trial, epochs), ignore_errors=True)
         print(f"{trial}: {measured['validation_accuracy']:.2f}%", flush=True)
 
 

@@ -62,7 +62,7 @@ def put_in_place(fresh: Path, target: Path, aside: Path) -> None:
             os.replace(target, aside)
             try:
                 os.replace(fresh, target)
-            except OSError:
+            except BaseException:  # an interrupt too: whoever made ``aside`` may remove it
                 os.replace(aside, target)
                 raise
     flush(target.parent)

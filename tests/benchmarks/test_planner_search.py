@@ -164,9 +164,9 @@ def test_trunks_say_how_they_were_trained_in_their_names(tiny_search: Any) -> No
 
     trial = search.Trial("taylor", 0)
     tiny_search.compiled = True
-    compiled = tiny_search.trunk(trial), tiny_search.folder(trial)
+    compiled = tiny_search.trunk(trial), tiny_search.folder(trial, 5)
     tiny_search.compiled = False
-    assert not set(compiled) & {tiny_search.trunk(trial), tiny_search.folder(trial)}
+    assert not set(compiled) & {tiny_search.trunk(trial), tiny_search.folder(trial, 5)}
 
 
 def test_a_parent_that_is_known_is_trained_again_as_far_as_others_fork(tiny_search: Any) -> None:

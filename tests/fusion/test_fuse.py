@@ -418,3 +418,18 @@ def test_without_kernels_stock_layers_run(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("pcn.fusion.norms.batch_moments", None)
     for training in (True, False):
         assert_same(model.train(training), twin.train(training), batch)
+
+
+def test_weights_are_loaded_into_a_fused_model_without_values() -> None:
+    def built() -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), PCConv2d(16, 8, 3, rank=4))
+
+    x, given = torch.randn(2, 3, 9, 9), built()
+    for module in given.modules():
+        if isinstance(module, PCConv2d):
+            nn.init.normal_(module.basis)
+    model = built()
+    fuse_(model, x)
+    model.to("meta").load_state_dict(given.state_dict(), assign=True)
+    with switch.everywhere():
+        torch.testing.assert_close(model.train()(x), given.train()(x))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from pcn.costs.count import flops_per_sample
 from pcn.fusion import fuse_
 from pcn.fusion.layers import Form
 from pcn.fusion.switch import everywhere as fused_everywhere
@@ -101,6 +102,13 @@ def test_a_dense_layer_multiplies_by_eights(everywhere: None) -> None:
     with FlopCounterMode(display=False) as counter:
         PCLinear(6, 5, 3).half()(torch.randn(4, 6).half())
     assert counter.get_total_flops() == 2 * 4 * (6 * 8 + 8 * 5)
+
+
+def test_operations_are_counted_as_if_there_were_none_of_it(everywhere: None) -> None:
+    model, x = nn.Sequential(PCConv2d(10, 20, 3, rank=5), nn.Flatten(), PCLinear(320, 5, 3)).half(), (2, 10, 6, 6)
+    found = flops_per_sample(model, torch.randn(x).half())
+    eights.DEVICES.discard("cpu")
+    assert found == flops_per_sample(model, torch.randn(x).half())
 
 
 @pytest.mark.parametrize("form", ["factored", "fused"])

@@ -301,6 +301,25 @@ def test_a_folder_is_swapped_in_one_step(tmp_path: Path) -> None:
     assert [(path / "it").read_text() for path in left] == ["old"]
 
 
+def test_an_interrupt_between_two_renames_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pcn.save(small_mlp(), tmp_path / "model")
+    before = (tmp_path / "model" / "plan.json").read_bytes()
+    renames = iter([None, KeyboardInterrupt])  # on a system that cannot swap two folders at once
+    real = os.replace
+
+    def replace(source: Any, target: Any) -> None:
+        if (raised := next(renames, None)) is not None:
+            raise raised
+        real(source, target)
+
+    monkeypatch.setattr("pcn.whole_files._exchange", lambda *_: False)
+    monkeypatch.setattr("pcn.whole_files.os.replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        pcn.save(small_mlp(), tmp_path / "model")
+    assert (tmp_path / "model" / "plan.json").read_bytes() == before
+    assert os.listdir(tmp_path) == ["model"]
+
+
 @contextmanager
 def not_root() -> Iterator[None]:
     """Root may write anywhere: be nobody for a while."""

@@ -283,10 +283,10 @@ def test_a_cut_that_fails_leaves_the_fading_as_it_is_and_can_be_tried_again() ->
     switch = pcn.Switch(model, optimizer, pcn.PCNConfig(**CONFIG), fade=2)
     switch.after_epoch(1, [x])
     switch.after_step(1, [x])
-    with pytest.raises(pcn.StatisticsError, match="no batch"):
-        switch.now([])
     held = optimizer.param_groups[0]["params"]
     optimizer.param_groups[0]["params"] = []
+    with pytest.raises(pcn.PlanError, match="holds none"):
+        switch.now([x])
     with pytest.raises(pcn.PlanError, match="holds none"):
         switch.after_step(2, [x])
     assert switch.begun
@@ -294,6 +294,19 @@ def test_a_cut_that_fails_leaves_the_fading_as_it_is_and_can_be_tried_again() ->
     before = model(x)
     assert switch.after_step(3, [x]) is not None
     torch.testing.assert_close(model(x), before)
+
+
+def test_what_has_begun_to_fade_is_cut_to_the_same_plan_at_once() -> None:
+    model, x, optimizer = built("dense")
+    switch = pcn.Switch(model, optimizer, pcn.PCNConfig(rank=pcn.ExplainedVariance(0.8)), fade=4)
+    switch.after_epoch(1, [x])
+    planned = switch.planned
+    assert planned is not None
+    for step in (1, 2, 3):
+        switch.after_step(step, [x])
+    assert switch.now([x]) is planned  # and not one of a model of which most has faded already
+    assert switch.plan is planned
+    assert switch.after_step(4, [x]) is None
 
 
 class Frozen(Normed):

@@ -111,6 +111,20 @@ def test_a_run_resumed_before_the_switch_remembers_the_accuracies() -> None:
     assert switches([61.0], resumed) == [True]
 
 
+@pytest.mark.parametrize("rule", [pcn.SubspacesSettle(), 2], ids=str)
+def test_an_epoch_that_failed_is_told_again(rule: pcn.SubspacesSettle | int) -> None:
+    switches = [pcn.Switch(network(), None, pcn.PCNConfig(rank=12), at=rule) for _ in range(2)]
+    x, nothing = torch.randn(64, 8), torch.full((10, 8), torch.nan)
+    for switch in switches:
+        switch.after_epoch(1, [x], accuracy=40.0)
+    with pytest.raises(pcn.StatisticsError):
+        switches[0].after_epoch(2, [nothing], accuracy=41.0)
+    plans = [switch.after_epoch(2, [x], accuracy=41.0) for switch in switches]
+    assert str(plans[0]) == str(plans[1])
+    states = [{**switch.state_dict(), "directions": None} for switch in switches]
+    assert states[0] == states[1]
+
+
 def test_an_accuracy_that_is_no_number_is_refused() -> None:
     with pytest.raises(pcn.ConfigError, match="finite"):
         pcn.Switch(network(), None, at=3).after_epoch(1, [], accuracy=float("nan"))

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pcn.costs.constants import Constants
 from pcn.errors import ConfigError
 from pcn.layers import unwrap
+from pcn.nn.eights import as_they_are
 from pcn.running.example import AsModule, Example, Forward
 
 
@@ -70,7 +71,7 @@ def flops_per_sample(model: nn.Module, batch: Any, *, forward: Forward | None = 
     state: dict[str, Tensor] = {name: mode.from_tensor(tensor.detach()) for name, tensor in held.items()}
     inputs = tree_map_only(Tensor, mode.from_tensor, example.inputs)
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), _in_pieces(), mode, counter, Constants(state.values(), counter) as once:
+    with torch.no_grad(), _in_pieces(), as_they_are(), mode, counter, Constants(state.values(), counter) as once:
         functional_call(call, state, (inputs,))
     return float(counter.get_total_flops() - once.flops) / _samples(example.inputs)
 

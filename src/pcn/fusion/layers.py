@@ -69,7 +69,7 @@ class FusedLayer(PCModule):
     def _load_from_state_dict(self, *arguments: Any, **keywords: Any) -> None:
         before = self.basis.detach().clone(), self.mean.detach().clone()
         super()._load_from_state_dict(*arguments, **keywords)
-        if not all(map(torch.equal, before, (self.basis, self.mean))):
+        if not all(map(_same, before, (self.basis, self.mean))):
             self.use = replace(self.use, moved=True)
 
     def constant(self) -> Tensor:
@@ -208,6 +208,12 @@ def _project_fixed(x: Tensor, kernel: Tensor) -> Tensor:
     made_x, made_kernel, _ = in_eights(x.to(kernel.dtype), kernel, None, kernel.dtype)
     projected: Tensor = pointwise_conv(made_x, made_kernel)
     return projected
+
+
+def _same(one: Tensor, another: Tensor) -> bool:
+    """Whether two tensors are known to hold the same: nobody knows what those without values hold."""
+    alike = (one.device, one.dtype) == (another.device, another.dtype)
+    return alike and not one.is_meta and torch.equal(one, another)
 
 
 def forms_of(layer: PCModule) -> tuple[Form, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pcn.errors import ConfigError
@@ -24,6 +24,10 @@ class History:
     movements: list[float] = field(default_factory=list)
     directions: Directions = field(default_factory=dict)
     waits: bool = False  # for the first step of all, since an epoch ended
+
+    def copy(self) -> History:
+        """One that grows for itself."""
+        return replace(self, accuracies=[*self.accuracies], movements=[*self.movements])
 
     def checked(self, accuracy: float | None, rule: SwitchRule) -> list[float]:
         """An epoch's accuracy as one more entry, or none; raises where the rule cannot do with what was given."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +147,7 @@ class Switch:
             return None
         if statistics is not None:
             check_statistics(statistics, unwrap(self.model))
-        ranks, seen = self._engine.ranks, self._seen
+        ranks, seen = self._engine.ranks, self._seen.copy()  # kept if nothing fails: the epoch may be told again
         watches = getattr(self._rule, "watches_subspaces", False)
         if epoch == 0 and not watches and self.log is None:  # nothing to see before the first
             raise ConfigError("epoch=0: give how many epochs are done, which is 1 after the first")
@@ -160,13 +160,14 @@ class Switch:
         if statistics is not None and self.log is not None:
             self._tell(epoch, statistics)
         if statistics is not None and watches:
-            self._watch(statistics)
+            self._watch(seen, statistics)
         due = ranks.from_one(lambda: bool(self._rule.due(seen.progress())))
         if not due:
             seen.check_told(self._rule)
         plan = self._begin(batches, statistics) if due else None
         if self._fading is not None:
             self._fading.check_moves()  # to count from the end of this epoch
+        self._seen = seen
         return plan
 
     def after_step(self, step: int, batches: Batches) -> Plan | None:
@@ -175,17 +176,15 @@ class Switch:
             return None
         self._seen.step = checked_count("step", step)
         if self._fading is not None:
-            return self._fade(batches)
+            return self._fade(self._fading, batches)
         due = bool(self._rule.due(self._seen.progress()))
         if type(self._rule) not in PURE:
             due = self._engine.ranks.from_one(lambda: due)
         return self._begin(batches, None) if due else None
 
     def now(self, batches: Batches) -> Plan:
-        """Switch at once, without fading."""
-        plan = self._apply(batches, None)
-        self._fading = None
-        return plan
+        """Switch at once, without fading; where that has begun, to the plan that it leads to."""
+        return self._apply(batches, None) if self._fading is None else self._end_fading(self._fading, batches)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: the plan, if the switch is behind it, and what the rule has seen so far."""
@@ -234,9 +233,9 @@ class Switch:
             lambda: log_dimensions(self.log, epoch, effective_dimensions(stats, rule)) if ranks.rank == 0 else None
         )
 
-    def _watch(self, stats: Statistics) -> None:
+    def _watch(self, seen: History, stats: Statistics) -> None:
         """Look how far the subspaces have moved since the last time."""
-        ranks, seen, config = self._engine.ranks, self._seen, self.options
+        ranks, config = self._engine.ranks, self.options
         if seen.directions:
             seen.movements.append(ranks.from_one(lambda: movement(seen.directions, stats, config)))
         seen.directions = ranks.together(lambda: leading_directions(stats, config))
@@ -255,32 +254,31 @@ class Switch:
         self._fading = fading
         return None
 
-    def _fade(self, batches: Batches) -> Plan | None:
-        assert self._fading is not None
-        fading, engine = self._fading, self._engine
+    def _fade(self, fading: Fading, batches: Batches) -> Plan | None:
         if not fading.over:  # otherwise the cut has failed before, and is tried again
             fading.step_(self.model, self.ema)
-        if not fading.over:
-            return None
-        before, norms = engine.before_switch_(), self._recalibration(batches)
-        self.plan = engine.apply_(lambda: (fading.plan, fading.bases), None, strict=self.strict, then=norms.measure)
+        return self._end_fading(fading, batches) if fading.over else None
+
+    def _end_fading(self, fading: Fading, batches: Batches) -> Plan:
+        plan = self._cut(lambda: (fading.plan, fading.bases), None, batches)
         self._fading = None
-        norms.write_()
-        engine.after_switch(before)
-        return self.plan
+        return plan
 
     def _apply(self, batches: Batches, stats: Statistics | None) -> Plan:
-        engine = self._engine
-        engine.ranks.together(lambda: check_untransformed(self.model))
-        before = engine.before_switch_()
+        ranks = self._engine.ranks
+        ranks.together(lambda: check_untransformed(self.model))
         if self.recalibrate or self._measures_worth:
-            batches = engine.ranks.together(lambda: repeatable(batches))
+            batches = ranks.together(lambda: repeatable(batches))
         found = stats or self.look(batches)
-        norms = self._recalibration(batches)
-        self.plan = engine.apply_(
-            lambda: self._make(found, batches), found.example, strict=self.strict, then=norms.measure
-        )
+        plan = self._cut(lambda: self._make(found, batches), found.example, batches)
         self.statistics = found
+        return plan
+
+    def _cut(self, make: Callable[[], tuple[Plan, Bases]], example: Example | None, batches: Batches) -> Plan:
+        """Have one process make a plan and all apply it; or none, where anything fails."""
+        engine, norms = self._engine, self._recalibration(batches)
+        before = engine.before_switch_()
+        self.plan = engine.apply_(make, example, strict=self.strict, then=norms.measure)
         norms.write_()
         engine.after_switch(before)
         return self.plan
