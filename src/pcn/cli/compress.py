@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from pcn.cli.command import Command, WrongUsageError
 from pcn.cli.looking import add_look, add_network, look, plan_for
@@ -18,6 +17,7 @@ from pcn.cli.subject import read_subject
 from pcn.cli.wording import advising_plan
 from pcn.plans.prospect import prospect
 from pcn.running.example import Example
+from pcn.running.trees import tensors_in
 from pcn.running.untouched import untouched
 from pcn.saving.model_folder import load_plan, save
 
@@ -60,11 +60,7 @@ def _outputs(model: torch.nn.Module, example: Example | None) -> list[Tensor]:
     if example is None:
         return []
     with untouched(model):
-        return [leaf.double() for leaf in tree_leaves(example.call(model)) if _is_numbers(leaf)]
-
-
-def _is_numbers(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return [tensor.double() for tensor in tensors_in(example.call(model)) if tensor.is_floating_point()]
 
 
 def _relative_change(before: list[Tensor], after: list[Tensor]) -> float | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from pcn.costs.constants import Constants
@@ -94,7 +94,7 @@ def _in_pieces() -> Iterator[None]:
 
 
 def _samples(inputs: Any) -> int:
-    sizes = [leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0]]
-    if not sizes:
+    samples = Example(inputs).samples
+    if not samples:
         raise ConfigError("the batch holds no tensor with samples in it, so there is nothing to count per sample")
-    return int(sizes[0])
+    return samples

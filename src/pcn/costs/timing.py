@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from pcn.errors import ConfigError
+from pcn.running.trees import tensors_in
 
 REPEATS = 5
 LONG_S, MOST = 0.02, 50  # seconds over which a step is repeated, and how often at most
@@ -54,13 +54,16 @@ def _shortest_s(step: Callable[[], None]) -> float:
 
 
 def _differentiable(outputs: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
 
 
 def model_step_ns(forward: Callable[[], Any], wanted: Sequence[Tensor], device: torch.device) -> int:
     """The same for a whole model; one that cannot be captured is timed with its launches."""
     if not _differentiable(forward()):
-        raise ConfigError("the model's outputs take no gradients, so there is no training step to time")
+        raise ConfigError(
+            "the model's outputs hold no tensor that takes gradients, so there is no training step to time: train some "
+            "of it, or say what it puts out with forward=lambda model, batch: model(batch).logits or the like"
+        )
     try:
         return step_ns(forward, wanted, device)
     except RuntimeError:  # what a capture raises for code that waits for the GPU

@@ -13,7 +13,7 @@ from pcn.graph.trace import capture
 from pcn.graph.walk import Passed, Walk
 from pcn.layers import unwrap
 from pcn.memory import Places
-from pcn.running.example import Example
+from pcn.running.example import Example, Forward
 from pcn.running.reads import Reads, read_directly
 
 
@@ -57,13 +57,13 @@ def check_graph(graph: object) -> None:
         raise ConfigError(f"graph is of type {type(graph).__name__}: give what pcn.trace(model, example) returns")
 
 
-def trace(model: nn.Module, example: Any) -> ChannelGraph:
+def trace(model: nn.Module, example: Any, *, forward: Forward | None = None) -> ChannelGraph:
     """Capture a model's graph and find which of its channels belong together; the model stays as it is.
 
-    ``example`` is a batch as :func:`pcn.analyze` takes it, or an Example.
+    ``example`` is a batch as :func:`pcn.analyze` takes it, with its ``forward`` where one is needed, or an Example.
     """
     model = unwrap(model)
-    example = Example.for_model(model, example)
+    example = Example.for_model(model, example, forward)
     atoms = Atoms()
     held: dict[str, tuple[Tensor, ...]] = {}
     stays = _staying(model)

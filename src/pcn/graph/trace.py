@@ -46,14 +46,8 @@ def capture(model: nn.Module, example: Example, *, training: bool = False) -> to
         words = next(iter(str(error).strip().splitlines()), "no message")
         raise TraceError(
             f"torch.export cannot follow {type(model).__name__}, so its output channels cannot be dropped "
-            f"(input transformations need no graph): {type(error).__name__}: {words}{_advice(model, words)}"
+            f"(input transformations need no graph): {type(error).__name__}: {words}"
         ) from error
-
-
-def _advice(model: nn.Module, words: str) -> str:
-    """What helps with models of transformers that put out a cache of what they have seen."""
-    caches = getattr(getattr(model, "config", None), "use_cache", False) is True and "Cache" in words
-    return "; use_cache=False in the model's configuration helps" if caches else ""
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from pcn.errors import ConfigError, StatisticsError
 from pcn.layers import layer_type
@@ -18,6 +17,7 @@ from pcn.planner.values import Values, directions_of, forward_of
 from pcn.running.example import Example, device_of
 from pcn.running.inputs import as_vectors, changed_inputs
 from pcn.running.outputs import logits_of
+from pcn.running.trees import tensors_in
 from pcn.running.untouched import untouched
 from pcn.statistics import Statistics
 
@@ -55,14 +55,17 @@ def _variance(outputs: Sequence[Any]) -> Tensor:
 
 
 def _numbers(output: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
 
 
 def _mean_square(differences: Iterable[Tensor]) -> Tensor:
     """The mean over the elements of all of them."""
     sums = [(each.square().sum(), each.numel()) for each in differences]
     if not sums:
-        raise ConfigError("the model puts out no floating-point numbers: give compare=... yourself")
+        raise ConfigError(
+            "the model puts out no floating-point numbers: give compare=... yourself, or say what counts of its output "
+            "with forward=lambda model, batch: model(batch).logits or the like"
+        )
     return torch.stack([total for total, _ in sums]).sum() / sum(number for _, number in sums)
 
 
@@ -71,7 +74,7 @@ class Divergence:
     """The first r directions of a layer are worth the distance that truncating it to none, and not to r, would make.
 
     ``compare(before, after)`` measures that distance for one batch; between the ranks that are tried (none, then
-    1 / ``finest``, ..., 1/4, 1/2 of the width) it is interpolated.
+    1/2, 1/4, ... of the width, down to 1 / ``finest``) it is interpolated.
     """
 
     compare: Compare = output_distance

@@ -46,7 +46,7 @@ def measure_costs(
     device = device_of(base)
     if device is None or device.type == "meta":
         raise ConfigError("the model has no weights on a device: there is nothing to measure")
-    example = Example.for_model(base, batch, forward)
+    example = Example.for_model(base, batch, forward).copied()
     if budget is not None and budget.batch is not None:
         example = example.with_samples(budget.batch)
     layers = {
@@ -59,13 +59,13 @@ def measure_costs(
         wanted = [parameter for parameter in base.parameters() if parameter.requires_grad]
         kept = Kept.beside((*base.parameters(), *base.buffers()))
         with saying_which("the batch", example, give=ONE_BATCH), kept.layers_named(layers), kept.watched():
-            example.call(base)
+            example.run(base)
         kept.held.clear()
         whole = tensors_of(base, trials.state) + Usage(activations_bytes=kept.total_bytes)
         # Twice, with the layers between: other work on the machine should not look like work of the model.
-        began = model_step_ns(lambda: example.call(base), wanted, device) if times else 0
+        began = model_step_ns(lambda: example.run(base), wanted, device) if times else 0
         found = {name: trials.layer(name, layers[name], kept) for name in kept.reads}
-        ended = model_step_ns(lambda: example.call(base), wanted, device) if times else 0
+        ended = model_step_ns(lambda: example.run(base), wanted, device) if times else 0
         whole += Usage(time_ns=min(began, ended))
     levelled = _levelled(whole, found, f"{example} on {device}")
     return replace(levelled, looked_at=tuple(layers), state=trials.state)

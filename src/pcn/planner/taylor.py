@@ -15,6 +15,7 @@ from pcn.planner.values import Values, added_up, directions_of, forward_of
 from pcn.running.example import Example
 from pcn.running.gradients import Loss, Reads, predicted_losses
 from pcn.running.inputs import as_vectors
+from pcn.running.trees import copied
 from pcn.running.untouched import untouched
 from pcn.statistics import Statistics
 
@@ -47,7 +48,7 @@ class Taylor:
                     continue
                 reads = Reads(model, sums, example.samples)
                 with reads.watching():
-                    value = loss(model, batch)
+                    value = loss(model, copied(batch))
                 for name, x, gradient in reads.gradients(value):
                     sums[name].add(x, gradient)
                 samples += reads.samples

@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from pcn.config import PCNConfig
 from pcn.errors import ConfigError, TraceError
@@ -129,7 +128,7 @@ def _with_graph(
     if graph is None:
         return layers
     norms = graph.norm_after
-    batch = next((leaf.shape[0] for leaf in tree_leaves(example and example.inputs) if _has_batch(leaf)), 1)
+    batch = (example.samples if example is not None else 0) or 1
     none = (None, None)
     positions = {name: tuple(_shared(count, batch) for count in counts) for name, counts in graph.positions.items()}
     return {
@@ -152,7 +151,3 @@ def _shared(count: int, batch: int) -> float:
     (4, 0.5)
     """
     return count / batch if count % batch else count // batch
-
-
-def _has_batch(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] > 0

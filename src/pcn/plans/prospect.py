@@ -74,5 +74,5 @@ def size_of(model: nn.Module, example: Example | None) -> Size:
     if example is None:
         return Size(cost.trainable, cost.total, None)
     inputs = tree_map_only(Tensor, lambda tensor: tensor.to(device_of(model)), example.inputs)
-    flops = flops_per_sample(model, inputs, forward=lambda called, given: example.with_inputs(given).call(called))
+    flops = flops_per_sample(model, inputs, forward=lambda called, given: example.with_inputs(given).run(called))
     return Size(cost.trainable, cost.total, flops)

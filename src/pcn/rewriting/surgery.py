@@ -24,6 +24,7 @@ from pcn.rewriting.optimizer import follow_
 from pcn.rewriting.optimizer_checks import check_holds, check_optimizers
 from pcn.rewriting.replaced import check_hooks, hand_over_
 from pcn.running.example import Example
+from pcn.running.failures import without_gradients
 from pcn.running.optimizers import Optimizers, as_optimizers
 from pcn.running.reads import UsesOf
 from pcn.running.refusals import check_changeable
@@ -103,7 +104,8 @@ def _check_runs(model: nn.Module, example: Example, replaced: dict[nn.Module, st
             hooks.enter_context(UsesOf(owners, used.append))
             example.call(model)
     except Exception as error:
-        raise PlanError(f"the transformed model does not run, so the model was put back as it was: {error}") from error
+        why = f"{error}; {needs}" if (needs := without_gradients(error)) else str(error)
+        raise PlanError(f"the transformed model does not run, so the model was put back as it was: {why}") from error
     if called:
         raise PlanError(
             f"the model still calls the old {called[0]!r}, which it also holds outside its submodules (in a list, "

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from pcn.errors import ConfigError
 from pcn.layers import unwrap
+from pcn.running.trees import as_containers, copied, tensors_in
 from pcn.warn import warn
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -111,16 +112,17 @@ class Example:
 
     @property
     def samples(self) -> int:
-        """How many samples there are: the first size of the first tensor."""
-        return next(self._sizes(), 0)
+        """How many samples there are: the first size of the first tensor that is not empty; 0 where nothing tells."""
+        return next(filter(None, self._sizes()), 0)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is a tensor of samples with none in it."""
-        return next(self._sizes(), None) == 0
+        """Whether there are tensors, and none has a sample in it."""
+        sizes = self._sizes()
+        return bool(sizes) and not any(sizes)
 
-    def _sizes(self) -> Iterator[int]:
-        return (leaf.shape[0] for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor) and leaf.ndim)
+    def _sizes(self) -> list[int]:
+        return [tensor.shape[0] for tensor in tensors_in(self.inputs) if tensor.ndim]
 
     def with_samples(self, count: int) -> Example:
         """The same call with another number of samples, repeated where there are too few.
@@ -138,7 +140,13 @@ class Example:
                 return tensor
             return tensor[torch.arange(count, device=tensor.device) % batch]
 
-        return self.with_inputs(tree_map_only(Tensor, resized, self.inputs))
+        found = self.with_inputs(tree_map_only(Tensor, resized, self.inputs))
+        if found.samples != count:
+            raise ConfigError(
+                f"a batch of type {type(self.inputs).__name__} cannot be made one of {count} samples: give tensors, or "
+                "mappings, lists and tuples of them, or a batch that has as many, and leave batch out"
+            )
+        return found
 
     def __str__(self) -> str:
         if self.forward is not None:
@@ -150,14 +158,23 @@ class Example:
         return f"model({', '.join(given)})"
 
     def call(self, model: nn.Module) -> Any:
-        """Run the model on this example."""
+        """Run the model on a copy of this example: its code may write into what it is given, or take things out."""
+        return self.copied().run(model)
+
+    def copied(self) -> Example:
+        """The same call with containers and tensors of its own."""
+        return self.with_inputs(copied(self.inputs))
+
+    def run(self, model: nn.Module) -> Any:
+        """Run the model on these very tensors: for those who trace or measure what it does to them."""
+        inputs = copied(self.inputs, tensors=False)
         if self.forward is not None:
-            return self.forward(model, self.inputs)
-        if isinstance(self.inputs, dict):
-            return model(**self.inputs)
-        if isinstance(self.inputs, tuple):
-            return model(*self.inputs)
-        return model(self.inputs)
+            return self.forward(model, inputs)
+        if isinstance(inputs, dict):
+            return model(**inputs)
+        if isinstance(inputs, tuple):
+            return model(*inputs)
+        return model(inputs)
 
 
 def _warn_of_more(batch: Any, model: nn.Module) -> None:
@@ -196,7 +213,7 @@ def _described(value: Any) -> str:
 
 
 class AsModule(nn.Module):
-    """A model as a function of its inputs alone, whatever way they reach it."""
+    """A model as a function of its inputs alone, whatever way they reach it, that returns nothing but containers."""
 
     def __init__(self, model: nn.Module, example: Example) -> None:
         super().__init__()
@@ -204,7 +221,7 @@ class AsModule(nn.Module):
         self.example = example
 
     def forward(self, inputs: Any) -> Any:
-        return self.example.with_inputs(inputs).call(self.model)
+        return as_containers(self.example.with_inputs(inputs).run(self.model))
 
 
 def device_of(model: nn.Module) -> torch.device | None:

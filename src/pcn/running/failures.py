@@ -34,9 +34,26 @@ def saying_which(batch: str, example: Example, *, or_else: str = "", give: str =
     except Exception as error:
         if is_of_one_sample(error):
             raise StatisticsError(f"{batch}{ONE_SAMPLE}leave it out (drop_last=True){or_else}") from error
+        instead = (not torch.is_grad_enabled() and without_gradients(error)) or give
         raise StatisticsError(
-            f"the model failed on {batch}, called as {example}: {type(error).__name__}: {error}; {give}"
+            f"the model failed on {batch}, called as {example}: {type(error).__name__}: {error}; {instead}"
         ) from error
+
+
+def without_gradients(error: Exception) -> str:
+    """What to do where a model's own code takes gradients, which are off while others only look; or nothing.
+
+    >>> without_gradients(RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn"))[:40]
+    'it was run without gradients: where its '
+    """
+    return (
+        ""
+        if "does not require grad" not in str(error)
+        else (
+            "it was run without gradients: where its own code takes some, give a forward= that calls it inside "
+            "torch.enable_grad()"
+        )
+    )
 
 
 def is_of_one_sample(error: Exception) -> bool:

@@ -70,7 +70,7 @@ class Reads:
     """
 
     def __init__(self, model: nn.Module, layers: Iterable[str], samples: int) -> None:
-        self._model, self._layers, self.samples = model, list(layers), samples
+        self._model, self._layers, self.samples = model, list(layers), samples or 1  # where nothing tells
         self._read: list[tuple[str, Tensor, GradientEdge]] = []
 
     @contextmanager

@@ -24,6 +24,7 @@ from pcn.rewriting.fold import fold_
 from pcn.rewriting.plain import Form, to_plain
 from pcn.running.copying import copied
 from pcn.running.example import Example
+from pcn.running.trees import tensors_in
 from pcn.saving.weights import tensors_to_save
 from pcn.whole_files import write_whole, written_whole
 
@@ -87,7 +88,7 @@ def export_program(
         torch.export.save(program, written)
         again: Any = torch.export.load(written).module()
     with torch.no_grad():
-        difference = _compared(model, example, _numbers(again(*args, **kwargs)), path)
+        difference = _compared(model, example, tensors_in(again(*args, **kwargs)), path)
     with _cannot_write(path):
         write_whole(path, written.getbuffer())
     return Exported(path, count(plain).total, difference)
@@ -149,11 +150,7 @@ def _apart(one: Tensor, other: Tensor) -> float:
 
 @torch.no_grad()
 def _outputs(model: nn.Module, example: Example) -> list[Tensor]:
-    return _numbers(example.call(model.eval()))
-
-
-def _numbers(result: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    return tensors_in(example.call(model.eval()))
 
 
 @contextmanager

@@ -1,0 +1,65 @@
+"""Tensors inside whatever people hand to models and get from them: containers, dataclasses, objects of their own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, MutableMapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in a value, also those that are attributes of objects, in order.
+
+    >>> import torch
+    >>> class Graph:
+    ...     def __init__(self) -> None:
+    ...         self.nodes, self.name = torch.ones(3, 2), "a"
+    >>> [tuple(tensor.shape) for tensor in tensors_in({"graph": Graph(), "more": [torch.ones(1)]})]
+    [(3, 2), (1,)]
+    """
+    return list(_tensors(value, ()))
+
+
+def _tensors(value: Any, around: tuple[Any, ...]) -> Iterator[Tensor]:
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif not any(leaf is each for each in around):  # an object may hold one that holds it
+            yield from _tensors(_held_by(leaf), (*around, leaf))
+
+
+def _held_by(leaf: Any) -> list[Any]:
+    """What an object holds that no container is; models and classes are nothing that a batch would be made of."""
+    if isinstance(leaf, Mapping):
+        return list(leaf.values())
+    return [] if isinstance(leaf, nn.Module | type) else list(getattr(leaf, "__dict__", {}).values())
+
+
+def as_containers(value: Any) -> Any:
+    """A value of containers, tensors and numbers as it is; of one that holds other objects, its tensors."""
+    plain = Tensor | int | float | complex | str | None
+    return value if all(isinstance(leaf, plain) for leaf in tree_leaves(value)) else tensors_in(value)
+
+
+def copied(value: Any, tensors: bool = True) -> Any:
+    """The same in containers of its own, and with ``tensors`` of its own: whoever is given it may change them.
+
+    >>> given = {"x": [1, 2]}
+    >>> copied(given)["x"].pop(), given
+    (2, {'x': [1, 2]})
+    """
+    return tree_map(partial(_copied, tensors=tensors), value)
+
+
+def _copied(leaf: Any, tensors: bool) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.clone() if tensors else leaf
+    if not isinstance(leaf, MutableMapping):
+        return leaf
+    new = copy.copy(leaf)  # a mapping that pytrees do not know
+    new.update({key: copied(each, tensors) for key, each in leaf.items()})
+    return new
