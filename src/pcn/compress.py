@@ -27,15 +27,18 @@ def compress_(
     step_ms: Limit = None,
     memory_mib: Limit = None,
     optimizer: Optimizers = None,
+    ema: nn.Module | None = None,
     forward: Forward | None = None,
     mode: Mode | None = None,
+    strict: bool = False,
 ) -> Plan:
     """Turn a model into its principal component network in place, and return the plan that was applied.
 
     ``params``, ``flops``, ``step_ms`` and ``memory_mib`` are a budget (:class:`pcn.Budget`, which can be given whole in
     place of the configuration): ranks are then chosen to fit it, and in a model that stands in train mode batch norm
     counts as it does there, unless ``mode`` says otherwise (see :func:`pcn.analyze`). The optimizer, when given, goes
-    on with the new parameters; where several train the model, give a list of all.
+    on with the new parameters; where several train the model, give a list of all. ``ema`` and ``strict`` are those of
+    :meth:`Plan.apply_`.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5))
@@ -61,4 +64,4 @@ def compress_(
     plan = make_plan(model, stats, wish, batches=batches, measured=measured)
     if not isinstance(wish, Budget) or not plan.trainable_before:  # a budget may be met as it is
         warn_of_nothing(plan, "compress_")
-    return plan.apply_(model, stats, optimizer=optimizer)
+    return plan.apply_(model, stats, optimizer=optimizer, ema=ema, strict=strict)

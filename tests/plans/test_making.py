@@ -22,12 +22,14 @@ from pcn import (
     LayerRule,
     PCNConfig,
     PCNError,
+    Plan,
     PlanError,
     Threshold,
     TraceError,
     analyze,
     make_plan,
 )
+from pcn.costs.count import flops_per_sample
 from pcn.graph import trace
 from pcn.models import conv4
 from pcn.running.example import Example
@@ -371,6 +373,38 @@ def test_the_papers_conv4_on_an_empty_model() -> None:
         model = conv4()
     plan = make_plan(model, None, keeping(conv1=40, conv2=50), example=torch.ones(1, 3, 32, 32))
     assert plan.layers["conv3"].kept_inputs == 50
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.last = (
+            nn.Linear(*n) for n in ((20, 64), (64, 64), (64, 64), (64, 5))
+        )
+        self.third.weight = self.second.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.third(self.second(self.first(x)).tanh()).tanh())
+
+
+def test_a_weight_that_two_layers_share_counts_once_and_runs_twice() -> None:
+    model, x = Tied(), torch.randn(40, 20)
+    plan = make_plan(model, analyze(model, [x]), PCNConfig(rank=4, skip_larger=False, exclude=("last",)))
+    assert plan.trainable_before == sum(parameter.numel() for parameter in model.parameters())
+    assert sum(layer.flops_before or 0 for layer in plan.layers.values()) == flops_per_sample(model, x)
+    assert [name for name, layer in plan.layers.items() if layer.tied] == ["third"]
+    assert Plan.from_json(plan.to_json()) == plan
+    plan.apply_(model, analyze(model, [x]))
+    assert plan.trainable_after == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert sum(layer.flops_after or 0 for layer in plan.layers.values()) == flops_per_sample(model, x)
+
+
+def test_a_layer_that_reads_some_inputs_has_no_more_directions_than_these() -> None:
+    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5))
+    config = PCNConfig(rank=4, keep_outputs=0.5, order="kept_block", skip_larger=False)
+    plan = make_plan(model, analyze(model, [torch.randn(256, 20)]), config)
+    with pytest.raises(PlanError, match="cannot have rank 60: give a whole number from 1 to 32, or None"):
+        plan.with_rank("2", 60)
 
 
 class Cache:

@@ -301,6 +301,48 @@ def test_a_folder_is_swapped_in_one_step(tmp_path: Path) -> None:
     assert [(path / "it").read_text() for path in left] == ["old"]
 
 
+class WithMore(nn.Module):
+    """Has something in its state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.net(x)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == {"version": 1}
+
+
+def test_what_cannot_be_saved_without_pickle_says_how_it_can(tmp_path: Path) -> None:
+    model, x = WithMore(), torch.randn(64, 20)
+    pcn.compress_(model, [x], params=0.5)
+    with pytest.raises(pcn.PlanError, match=r"without pickle: save its state_dict\(\) yourself, and get_plan"):
+        pcn.save(model, tmp_path / "model")
+    plan = pcn.get_plan(model)
+    assert plan is not None
+    again = WithMore()
+    pcn.Plan.from_json(plan.to_json()).reshape_(again)
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(again(x), model(x))
+
+
+def test_a_compiled_part_is_told_from_another_model(tmp_path: Path) -> None:
+    def built() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(20, 64), nn.Sequential(nn.Tanh(), nn.Linear(64, 64)), nn.Linear(64, 5))
+
+    model = built()
+    model[1] = torch.compile(model[1], backend="eager")
+    pcn.compress_(model, [torch.randn(64, 20)], params=0.5)
+    pcn.save(model, tmp_path / "model")
+    with pytest.raises(FileError, match=r"'1._orig_mod.1', the model none; torch.compile\(part\) renames"):
+        pcn.load(built(), tmp_path / "model")
+
+
 def test_an_interrupt_between_two_renames_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pcn.save(small_mlp(), tmp_path / "model")
     before = (tmp_path / "model" / "plan.json").read_bytes()

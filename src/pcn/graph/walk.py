@@ -152,8 +152,11 @@ class Walk:
             return
         module = self.model.get_submodule(owner)
         layer = self.names[id(module)]
-        if module is not self.model.get_submodule(who):
+        calls = self.model.get_submodule(who)
+        if module is not calls:
             self.atoms.pin_all(weight, f"{who or type(self.model).__name__!r} uses its weight without calling it")
+            if layer_type(calls) is not None and calls.weight is module.weight:  # which is its own as well
+                self._count(node, self.names[id(calls)], _called_on(calls, node), weight)
             return
         if layer_type(module) is None:
             self.atoms.pin_all(weight, f"{layer!r} reads it, and {type(module).__name__} cannot be transformed")
@@ -163,6 +166,10 @@ class Walk:
         source = _called_on(module, node)
         self.reads[layer] = (*self.reads.get(layer, ()), f"{self.place}{source}")
         self._norm(node, layer)
+        self._count(node, layer, source, weight)
+
+    def _count(self, node: fx.Node, layer: str, source: fx.Node, weight: Carried) -> None:
+        """Count the positions at which a layer is called."""
         if depends_on_data(node):
             self.uncounted.add(layer)
             return

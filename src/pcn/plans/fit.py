@@ -18,7 +18,11 @@ def check_fits(plan: Plan, model: nn.Module) -> None:
     left_alone = {name: reason for name, _, reason in transformable_layers(model) if reason is not None}
     for layer in plan.layers.values():
         if layer.name not in modules:
-            raise PlanError(f"the plan has a layer {layer.name!r}, the model none{suggest(layer.name, modules)}")
+            compiled = "_orig_mod" in layer.name.split(".")
+            hint = "; torch.compile(part) renames a part: part.compile() does not" if compiled else ""
+            raise PlanError(
+                f"the plan has a layer {layer.name!r}, the model none{hint or suggest(layer.name, modules)}"
+            )
         _check_layer(layer, modules[layer.name])
         if layer.rank is not None and layer.name in left_alone:
             raise PlanError(f"{layer.name!r} has a rank in the plan but must be left alone: {left_alone[layer.name]}")

@@ -41,6 +41,7 @@ class LayerPlan:
     output_reason: str | None = None  # why no output is dropped, or fewer than asked for
     note: str | None = None
     bias_frozen: bool | None = None  # whether its bias takes no gradients; None: as its weight, and a gained one
+    tied: bool = False  # whether its weight is a layer's before it, where it is counted
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept_inputs", self.kept_inputs or self.in_features)
@@ -72,14 +73,17 @@ class LayerPlan:
         return self.in_features // self.groups if self.depthwise else self.kept_inputs // self.groups
 
     @property
+    def _weight_before(self) -> int:
+        return 0 if self.tied else self.out_features * (self.in_features // self.groups) * self.taps
+
+    @property
     def size_before(self) -> int:
-        return self.out_features * (self.in_features // self.groups * self.taps + self.bias)
+        return self._weight_before + self.bias * self.out_features
 
     @property
     def trainable_before(self) -> int:
         """Weights and biases that are trained now."""
-        weight = self.out_features * (self.in_features // self.groups) * self.taps
-        return (not self.frozen) * weight + self.trains_bias * self.bias * self.out_features
+        return (not self.frozen) * self._weight_before + self.trains_bias * self.bias * self.out_features
 
     @property
     def trainable_after(self) -> int:
@@ -95,7 +99,7 @@ class LayerPlan:
     def size_after(self) -> int:
         """The same where they are trained or could be."""
         if self.rank is None:
-            return self.kept_outputs * self.width_after * self.taps + self._biases_after
+            return (not self.tied) * self.kept_outputs * self.width_after * self.taps + self._biases_after
         core = self.trained_outputs * self.rank * self.taps
         return core + self._biases_after + self.train_basis * self.input_basis_size
 

@@ -82,7 +82,7 @@ class Plan:
         if name not in self.layers:
             raise PlanError(f"the plan has no layer {name!r}{suggest(name, self.layers)}")
         layer = self.layers[name]
-        width = layer.in_features // layer.groups
+        width = (layer.kept_inputs if layer.order == "kept_block" else layer.in_features) // layer.groups
         if rank is not None and (type(rank) is not int or not 1 <= rank <= width):
             raise PlanError(f"{name!r} cannot have rank {rank!r}: give a whole number from 1 to {width}, or None")
         changed = replace(layer, rank=rank, reason=NO_RANK if rank is None else None, note=None)

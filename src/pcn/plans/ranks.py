@@ -27,11 +27,14 @@ def rank_layers(
     """
     layers: dict[str, LayerPlan] = {}
     left_alone: dict[str, str] = {}
+    counted: set[int] = set()  # weights, by their ids
     for name, module, reason in found:
         if reason is not None and not _has_sizes(module):
             left_alone[name] = _refuse_named(name, config, reason)
             continue
-        layer = _describe(name, module)
+        weight = module.weight
+        layer = _describe(name, module, tied=id(weight) in counted)
+        counted.add(id(weight))
         reason = _excluded(name, config) or reason or _unmeasured(name, stats) or _directly_read(name, read)
         layers[name] = _with_rank(layer, stats, config, reason)
     return layers, left_alone
@@ -52,7 +55,7 @@ def _refuse_named(name: str, config: PCNConfig, reason: str) -> str:
     return reason
 
 
-def _describe(name: str, module: nn.Module) -> LayerPlan:
+def _describe(name: str, module: nn.Module, *, tied: bool) -> LayerPlan:
     kind = layer_type(module)
     weight = canonical_weight(module)
     assert kind is not None
@@ -68,6 +71,7 @@ def _describe(name: str, module: nn.Module) -> LayerPlan:
         bias is not None,
         not weight.requires_grad,
         bias_frozen=weight.requires_grad if apart else None,
+        tied=tied,
     )
 
 

@@ -34,7 +34,10 @@ def tensors_to_save(model: nn.Module, *, every_name: bool = False) -> State:
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, Tensor) or tensor.is_meta or tensor.layout != torch.strided:
             what = "has no values yet" if isinstance(tensor, Tensor) and tensor.is_meta else "is not a dense tensor"
-            raise PlanError(f"{name!r} in the model's state {what}, so it cannot be saved without pickle")
+            raise PlanError(
+                f"{name!r} in the model's state {what}, so it cannot be saved without pickle: save its state_dict() "
+                "yourself, and get_plan(model).to_json(), whose plan gives a new model its shape (reshape_)"
+            )
         if identity(tensor) in seen and not every_name:
             continue
         storage = tensor.untyped_storage().data_ptr()

@@ -10,7 +10,7 @@ from torch import nn
 from pcn.collectives import Ranks
 from pcn.errors import ConfigError, StatisticsError
 from pcn.layers import unwrap
-from pcn.running.example import Forward, checked_batches
+from pcn.running.example import Batches, Forward, opened
 from pcn.running.gradients import Loss, predicted_losses
 from pcn.running.untouched import Mode, checked_mode, untouched
 from pcn.statistics.choice import as_list, check_numbers, check_same, check_weights, choose_layers
@@ -28,7 +28,7 @@ OWN_LOSS = "gradients=... yourself, to pcn.analyze or in the analysis of a switc
 
 def analyze(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Batches,
     *,
     forward: Forward | None = None,
     layers: str | Sequence[str] | None = None,
@@ -46,7 +46,8 @@ def analyze(
 
     The model runs in eval mode and is unchanged afterwards. With ``mode="batch"`` batch norms use the batch's own
     statistics, as in training: early in a run running ones may lag far behind. With ``mode="train"`` it runs as it
-    stands, dropout included. ``layers`` and ``exclude`` are names or globs.
+    stands, dropout included. ``layers`` and ``exclude`` are names or globs; ``batches`` may be a function that returns
+    them.
 
     ``pool`` averages a convolution's input over squares of that size first; ``fraction`` measures a random part of each
     batch, another one for each layer. An input too wide for its covariance is sketched so that ``max_rank`` directions
@@ -69,19 +70,19 @@ def analyze(
     model = unwrap(model)
     asked = None if layers is None else as_list(layers, "layers")
 
-    def choose() -> tuple[dict[str, nn.Module], dict[str, str], Loss | None]:
-        checked_batches(batches)
+    def choose() -> tuple[Iterable[Any], dict[str, nn.Module], dict[str, str], Loss | None]:
+        given = opened(batches)
         check_weights(model)
         check_numbers(pool, fraction, max_rank, passes)
         checked_mode(mode)
-        return *choose_layers(model, asked, as_list(exclude, "exclude")), _loss(gradients, forward)
+        return given, *choose_layers(model, asked, as_list(exclude, "exclude")), _loss(gradients, forward)
 
-    wanted, left_alone, loss = ranks.together(choose)
+    given, wanted, left_alone, loss = ranks.together(choose)
     shapes = {name: LayerShape.of(module) for name, module in wanted.items()}
     options = SketchOptions(max_rank, seed)
     check_same(ranks, (shapes, options, pool, passes, mode, loss is None))
     collector = Collector(wanted, Sampling(pool, fraction, seed), options)
-    over = Passes(model, batches, forward, ranks)
+    over = Passes(model, given, forward, ranks)
     with untouched(model, mode), watching_lag(model, when=mode == "eval") as lag:
         example = over.collect_(collector, loss)
         over.refine_(collector, passes)
