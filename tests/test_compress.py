@@ -212,11 +212,11 @@ def test_parameters_that_lie_side_by_side_in_one_vector_are_not_tied() -> None:
 
 
 def test_an_averaged_copy_follows_and_what_cannot_is_refused_when_strict() -> None:
-    model = Mlp()
+    model, x = Mlp(), vectors(64)
     average = torch.optim.swa_utils.AveragedModel(model)
-    pcn.compress_(model, [vectors(64)], pcn.PCNConfig(rank=0.5), ema=average)
-    torch.testing.assert_close(average(vectors(64)), model(vectors(64)))
+    pcn.compress_(model, [x], pcn.PCNConfig(rank=0.5), ema=average)
+    torch.testing.assert_close(average(x), model(x))
     other = Mlp()
     optimizer = torch.optim.RMSprop(other.parameters(), 0.01)
     with pytest.raises(pcn.PlanError, match="RMSprop is not"):
-        pcn.compress_(other, [vectors(64)], pcn.PCNConfig(rank=0.5), optimizer=optimizer, strict=True)
+        pcn.compress_(other, [x], pcn.PCNConfig(rank=0.5), optimizer=optimizer, strict=True)
