@@ -25,7 +25,7 @@ from cifar10_resnets import PARENT, settings
 from markdown_tables import markdown
 from pcn.training import Settings, Trainer, World, load_data, world
 from pcn.training.state import take
-from pcn.training.step import compute_dtype
+from pcn.training.step import training_dtype
 from peers.one_run import UNWATCHED
 from records import Records
 
@@ -45,7 +45,7 @@ def main() -> None:
         raise SystemExit("give --data, the folder with CIFAR-10's binary version, or --table")
     with world(options.device) as here:
         wanted = replace(settings(NETWORK, 0, options.epochs, options.data), **UNWATCHED)
-        data = load_data(wanted, here.device, compute_dtype(here.device))
+        data = load_data(wanted, here.device, training_dtype(here.device))
         records = Records(options.results)
         if records.records:
             raise SystemExit(f"{options.results} holds results, of another parent than this run's: move it away first")

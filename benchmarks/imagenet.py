@@ -36,7 +36,7 @@ from pcn.training.meter import Stopwatch
 from pcn.training.optimizers import make_optimizer
 from pcn.training.requests import analysis_options, build_model, pcn_config
 from pcn.training.settings import Settings, read_toml
-from pcn.training.step import Step, compute_dtype
+from pcn.training.step import Step, training_dtype
 from watched import watched
 
 HERE = Path(__file__).parent
@@ -117,7 +117,7 @@ def trained(model: nn.Module, optimizer: Optimizer, settings: Settings, how: How
     began = time.monotonic()
     if cuda:
         model.to(memory_format=torch.channels_last)
-    inputs, labels = images(how, how.batch, compute_dtype(torch.device(how.device))), torch.arange(how.batch) % 1000
+    inputs, labels = images(how, how.batch, training_dtype(torch.device(how.device))), torch.arange(how.batch) % 1000
     if cuda:
         fuse_layers_(model, inputs, Ranks(None))
     step = Step(

@@ -21,7 +21,7 @@ import torch
 import pcn
 from markdown_tables import markdown
 from pcn.training import Settings, Trainer, load_data, world
-from pcn.training.step import compute_dtype
+from pcn.training.step import training_dtype
 from peers import RESULTS
 from peers.arms import TUNED
 from peers.one_run import UNWATCHED
@@ -71,7 +71,7 @@ def watch(settings: Settings, looks: set[int], run: Record, records: Records) ->
 
     with world() as here:
         origin = {"commit": commit_at_start(), "device": str(here.device)}
-        data = Unread(load_data(settings, here.device, compute_dtype(here.device)))
+        data = Unread(load_data(settings, here.device, training_dtype(here.device)))
         trainer = Trainer(settings, data, world=here, compiled=torch.cuda.is_available(), tell=tell)  # type: ignore[arg-type]
         trainer.run()
 

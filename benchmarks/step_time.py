@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from pcn.fusion import FORMS
-from pcn.training.step import compute_dtype
+from pcn.training.step import training_dtype
 from pcn.whole_files import write_whole
 from step_time_jobs import (
     WAYS,
@@ -236,7 +236,7 @@ class Run:
             "network": network.name,
             "parent": network.parent,
             "batch": batch,
-            "dtype": str(compute_dtype(device)).removeprefix("torch."),
+            "dtype": str(training_dtype(device)).removeprefix("torch."),
             "device": self.results.held["machine"]["device"],
             "parent_ms": parent["ms"],
             "parent_our_bn_ms": parts["parent_our_bn"].get("ms"),

@@ -21,7 +21,7 @@ from pcn.training.compiling import Forwards, compile_parts
 from pcn.training.meter import Stopwatch
 from pcn.training.optimizers import make_optimizer
 from pcn.training.settings import Settings
-from pcn.training.step import Step, autocast, compute_dtype, start_state_
+from pcn.training.step import Step, autocast, start_state_, training_dtype
 from step_time_energy import power_w
 from step_time_floor import step_bytes
 from step_time_kernels import copy_bandwidth, rows_of
@@ -133,7 +133,7 @@ def prepare(setting: Setting, job: Job) -> tuple[nn.Module, Tensor, Tensor]:
     device = torch.device(setting.device)
     model = build(job.network, job.role, device)
     generator = torch.Generator(device).manual_seed(0)
-    images = torch.randn(job.batch, *job.network.shape, device=device, generator=generator).to(compute_dtype(device))
+    images = torch.randn(job.batch, *job.network.shape, device=device, generator=generator).to(training_dtype(device))
     if images.dim() == 4:
         images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(10, (job.batch,), device=device, generator=generator)

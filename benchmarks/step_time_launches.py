@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pcn.kernels import tuning
-from pcn.training.step import autocast, compute_dtype
+from pcn.training.step import autocast, training_dtype
 from step_time_jobs import Job, Result, Setting, prepare
 from step_time_kernels import cases
 
@@ -88,7 +88,7 @@ def note_calls(setting: Setting, job: Job) -> Iterator[Result]:
 def note_cases(setting: Setting, stage: tuple[int, int, int]) -> Iterator[Result]:
     """The calls of one stage in the table of kernels."""
     width, rank, positions = stage
-    dtype = compute_dtype(torch.device(setting.device))
+    dtype = training_dtype(torch.device(setting.device))
     with Noted() as noted:
         for case in cases(width, rank, NOTED * positions, torch.device(setting.device), dtype, positions):
             case.run()

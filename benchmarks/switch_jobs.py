@@ -27,7 +27,7 @@ from pcn.training.data import ImageData
 from pcn.training.images import AUGMENTATIONS, Images, Scale
 from pcn.training.optimizers import make_optimizer
 from pcn.training.settings import Settings
-from pcn.training.step import Step, compute_dtype
+from pcn.training.step import Step, training_dtype
 
 PAPER = {"network": "WideResNet-20", "switch_s": 3, "epoch_s": 17, "in_epochs": 3 / 17}
 Result = dict[str, Any]
@@ -312,7 +312,7 @@ def make_data(setting: Setting, network: Network) -> ImageData:
     pixels = torch.randint(256, (count, 32, 32, 3), dtype=torch.uint8, device=setting.device, generator=generator)
     labels = torch.randint(10, (count,), device=setting.device, generator=generator)
     images = Images(pixels, labels)
-    dtype = compute_dtype(torch.device(setting.device))
+    dtype = training_dtype(torch.device(setting.device))
     return ImageData(images, images, images, Scale.unit(images), AUGMENTATIONS[network.settings.augment], dtype)
 
 

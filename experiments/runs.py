@@ -18,7 +18,7 @@ import torch
 from jobs import run_all
 from pcn.training import RunFolder, Settings, Trainer, load_data, world
 from pcn.training.state import take
-from pcn.training.step import compute_dtype
+from pcn.training.step import training_dtype
 from pcn.whole_files import write_whole
 from records import Record, Records, commit_at_start, commits_of
 
@@ -54,7 +54,7 @@ def run(job: Job) -> Record | None:
         return None
     commit = partial(commits_of, job.folder, commit_at_start())
     with world() as here, ExitStack() as stack:
-        data = load_data(job.settings, here.device, compute_dtype(here.device))
+        data = load_data(job.settings, here.device, training_dtype(here.device))
         folder = None if job.folder is None else stack.enter_context(RunFolder(job.folder, job.settings))
         seen: list[Record] = [] if folder is None else folder.metrics()
         curve: list[Record] = []

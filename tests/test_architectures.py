@@ -175,7 +175,7 @@ def test_folded_it_has_its_old_shape_and_computes_the_same(architecture: Archite
 
 @pytest.mark.parametrize("form", ["factored", "dense"])
 @among(ROUND_TRIPS)
-def test_plain_forms_compute_the_same(architecture: Architecture, form: pcn.rewriting.plain.Form) -> None:
+def test_plain_forms_compute_the_same(architecture: Architecture, form: pcn.rewriting.plain.PlainForm) -> None:
     batch = prepare(architecture).batch
     model, _ = pruned(architecture)
     plain = pcn.to_plain(model, form=form)

@@ -23,7 +23,7 @@ from pcn.errors import ConfigError
 from pcn.training import RunFolder, Settings, Trainer, load_data, world
 from pcn.training.meter import plus
 from pcn.training.state import take
-from pcn.training.step import compute_dtype
+from pcn.training.step import training_dtype
 from pcn.whole_files import write_whole
 from peers.trainer import MakeSwitch, PeerTrainer, Unread
 from records import Record, commit_at_start, commits_of
@@ -79,7 +79,7 @@ def run(job: Job) -> Record | None:
         if job.solo:  # in one go, or parts of it would be counted twice or not at all
             shutil.rmtree(job.folder, ignore_errors=True)
             stack.enter_context(empty_compiler_cache())
-        data = load_data(job.settings, here.device, compute_dtype(here.device))
+        data = load_data(job.settings, here.device, training_dtype(here.device))
         folder = stack.enter_context(RunFolder(job.folder, job.settings))
         seen = folder.metrics()
 
@@ -162,7 +162,7 @@ def measured(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record])
         "test_accuracy": result["test_accuracy"] if job.reads_test else None,
         "validation_accuracy": result["validation_accuracy"],
         "validation_after_switch": switched[0] if switched else None,
-        "first_loss": losses.get(1),  # of the first epoch: a network that stumbles there has not caught up in 60
+        "first_loss": losses.get(1),  # of the first epoch, where wide networks may stumble
         "last_loss": losses.get(job.settings.epochs),
         "train_seconds": seconds if job.solo else None,
         "energy_j": plus(result["energy_j"], trainer.side_j) if job.solo else None,

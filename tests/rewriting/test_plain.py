@@ -16,7 +16,7 @@ from torch.nn.utils import prune
 from explicit_form import Case, cases, distance
 from pcn.errors import ConfigError, PlanError
 from pcn.nn import PCConv2d, PCLinear, PCModule, empty_like, from_layer
-from pcn.rewriting.plain import Factored, Form, dense_layer, factored_layer, to_plain
+from pcn.rewriting.plain import Factored, PlainForm, dense_layer, factored_layer, to_plain
 
 FORMS = ("factored", "dense")
 
@@ -161,7 +161,7 @@ def test_onnxruntime_agrees(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["factored", "dense"])
-def test_torchscript_takes_the_plain_form(form: Form) -> None:
+def test_torchscript_takes_the_plain_form(form: PlainForm) -> None:
     plain, x = to_plain(small_network(), form).eval(), torch.randn(2, 3, 8, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript itself

@@ -39,7 +39,7 @@ def small_network() -> ConvNet:
 
 @pytest.mark.parametrize("form", ["factored", "dense"])
 def test_onnxruntime_computes_what_the_model_computes_for_a_batch_of_any_size(
-    form: pcn.rewriting.plain.Form, tmp_path: Path
+    form: pcn.rewriting.plain.PlainForm, tmp_path: Path
 ) -> None:
     model = small_network()
     done = export_onnx(model, Example.of(images(3)), tmp_path / "model.onnx", form, dynamic_batch=True)
@@ -71,7 +71,7 @@ def test_the_folded_weights_fit_the_original_architecture(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("form", ["factored", "dense"])
-def test_the_plain_state_is_that_of_the_plain_model(form: pcn.rewriting.plain.Form, tmp_path: Path) -> None:
+def test_the_plain_state_is_that_of_the_plain_model(form: pcn.rewriting.plain.PlainForm, tmp_path: Path) -> None:
     model = small_network()
     done = export_state(model, Example.of(images(3)), tmp_path / "plain.safetensors", form)
     plain = pcn.to_plain(model, form)

@@ -68,7 +68,7 @@ FAST = [
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # raised inside torch.onnx
 @pytest.mark.parametrize(("name", "form"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)])
-def test_onnxruntime_agrees(name: str, form: pcn.rewriting.plain.Form, tmp_path: Path) -> None:
+def test_onnxruntime_agrees(name: str, form: pcn.rewriting.plain.PlainForm, tmp_path: Path) -> None:
     model, batch = small_network(name)
     expected = outputs(model, batch)[0]
     plain = FirstOutput(pcn.to_plain(copy.deepcopy(model), form=form), list(batch)).eval()

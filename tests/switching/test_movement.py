@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import pcn
 from pcn.statistics import forms
 from pcn.statistics.sketch import Sketch
-from pcn.switching.movement import leading_directions, movement
+from pcn.switching.movement import leading_subspaces, movement
 
 ONE = pcn.PCNConfig(rank=1)
 seeds = st.integers(0, 2**16)
@@ -23,7 +23,7 @@ def moved(before: Tensor, after: Tensor, layer: nn.Module, config: pcn.PCNConfig
     """How far the subspaces of a layer's input move from one set of samples to another."""
     model = nn.Sequential(layer)
     first, second = (pcn.analyze(model, [x]) for x in (before, after))
-    return movement(leading_directions(first, config), second, config)
+    return movement(leading_subspaces(first, config), second, config)
 
 
 def samples(axes: Tensor, variances: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def test_axes_within_the_subspace_do_not_matter(seed: int, rank: int) -> None:
     torch.manual_seed(seed)
     model, config = nn.Sequential(nn.Linear(8, 2)), pcn.PCNConfig(rank=rank)
     first, second = (pcn.analyze(model, [torch.randn(40, 8) @ torch.randn(8, 8)]) for _ in range(2))
-    directions = leading_directions(first, config)
+    directions = leading_subspaces(first, config)
     turned = {key: u @ axes(rank, rank, seed).float() for key, u in directions.items()}
     assert movement(turned, second, config) == pytest.approx(movement(directions, second, config), abs=1e-5)
     assert 0 <= movement(directions, second, config) <= 1 + 1e-6
@@ -106,9 +106,9 @@ def test_an_input_that_stands_still_does_not_count() -> None:
     _, first, second = branches_before_and_after()
     only = pcn.PCNConfig(rank=None, layers={"last": pcn.LayerRule(rank=2)})
     everything = pcn.PCNConfig(rank=2)
-    alone = movement(leading_directions(first, only), second, only)
+    alone = movement(leading_subspaces(first, only), second, only)
     assert alone > 0.01
-    assert movement(leading_directions(first, everything), second, everything) == alone
+    assert movement(leading_subspaces(first, everything), second, everything) == alone
 
 
 def test_an_activation_is_watched_for_the_readers_that_ask_for_a_rank() -> None:
@@ -116,7 +116,7 @@ def test_an_activation_is_watched_for_the_readers_that_ask_for_a_rank() -> None:
     assert first.layers["right"] == "left"
 
     def watched(**options: object) -> dict[str, int]:
-        return {key: u.shape[1] for key, u in leading_directions(first, pcn.PCNConfig(**options)).items()}
+        return {key: u.shape[1] for key, u in leading_subspaces(first, pcn.PCNConfig(**options)).items()}
 
     rules = {"right": pcn.LayerRule(rank=2), "left": pcn.LayerRule(rank=None)}
     assert watched(rank=None, layers=rules) == {"left": 2}

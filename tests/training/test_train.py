@@ -18,7 +18,7 @@ from pcn.cli import main
 from pcn.nn import PCModule
 from pcn.training import RunFolder, Settings, Trainer, load_data
 from pcn.training.data import Contiguous, ImageData
-from pcn.training.fitting import check_fits
+from pcn.training.fitting import check_data_fits
 from pcn.training.images import Images, Scale
 from pcn.training.optimizers import learning_rate
 from pcn.training.pictures import Pictures
@@ -482,17 +482,17 @@ def test_the_outputs_that_data_need_are_known_without_reading_all(outputs: int) 
     assert [data.outputs_needed for data in (whole, Contiguous(whole), streamed)] == [4, 4, 4]
     trainer = Trainer(settings, whole)
     if outputs == 8:
-        check_fits(trainer)
+        check_data_fits(trainer)
     else:
         with pytest.raises(pcn.ConfigError, match="build it with at least 4"):
-            check_fits(trainer)
+            check_data_fits(trainer)
 
 
 @pytest.mark.parametrize("labels", [torch.rand(40) * 9, torch.rand(40, 3), torch.full((40,), -100)])
 def test_labels_that_number_no_classes_ask_for_no_outputs(labels: torch.Tensor) -> None:
     images = Images(torch.zeros(40, 8, 8, 1, dtype=torch.uint8), labels)
     data = ImageData(images, images, images, Scale.unit(images))
-    check_fits(Trainer(Settings(model="small_network:linear", model_options={"outputs": 1}, batch=4), data))
+    check_data_fits(Trainer(Settings(model="small_network:linear", model_options={"outputs": 1}, batch=4), data))
 
 
 @pytest.mark.parametrize(("outputs", "said"), [(3, r"a tensor of shape \(1, 3, 2\)"), (None, "tuple")])
@@ -500,7 +500,7 @@ def test_a_model_that_is_no_classifier_is_refused(outputs: int | None, said: str
     settings = Settings(model="small_network:NoClassifier", model_options={"outputs": outputs}, batch=1)
     trainer = Trainer(settings, load_data(settings, torch.device("cpu"), torch.float32))
     with pytest.raises(pcn.ConfigError, match=rf"NoClassifier puts out {said}: give a classifier, whose output"):
-        check_fits(trainer)
+        check_data_fits(trainer)
 
 
 def test_a_batch_of_which_batch_norm_takes_no_statistics_is_refused(
@@ -519,7 +519,7 @@ def test_checking_leaves_a_run_as_it_was() -> None:
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     random = torch.get_rng_state()
     trainer.model.eval()
-    check_fits(trainer)
+    check_data_fits(trainer)
     assert not any(module.training for module in trainer.model.modules())
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())

@@ -19,7 +19,7 @@ from pcn.training import RunFolder, Settings, Trainer, World, load_data, world
 from pcn.training.events import Events, tensorboard_is_there
 from pcn.training.run_folder import REPORT
 from pcn.training.settings import read_toml
-from pcn.training.step import compute_dtype
+from pcn.training.step import training_dtype
 from pcn.training.switch_time import switch_rule
 
 Record = dict[str, Any]
@@ -56,7 +56,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 def _train(settings: Settings, folder: RunFolder | None, here: World, faster: dict[str, bool], screen: Screen) -> None:
     """Train; only the first process has the folder, and speaks."""
-    data = load_data(settings, here.device, compute_dtype(here.device))
+    data = load_data(settings, here.device, training_dtype(here.device))
     steps = settings.epochs * data.steps(settings.batch)
     with screen.progress(steps) as bar:
         trainer = Trainer(settings, data, folder, world=here, compiled=faster["compiled"], fused=faster["fused"])

@@ -29,7 +29,7 @@ from pcn.nn.functional import (
     project,
     project_constant,
     project_rows,
-    response,
+    response_to_constant,
 )
 from pcn.running.stock import switched_on
 
@@ -106,11 +106,11 @@ class FusedConv(FusedLayer):
     def constant(self) -> Tensor:
         # b~ - (Σ_k W~_k) Uᵀmu from the rounded W~ and U, in fp32.
         dtype = compute_dtype(self.weight)
-        shift = response(self.weight.to(dtype), project_constant(self.mean, self.basis.to(dtype)))
+        shift = response_to_constant(self.weight.to(dtype), project_constant(self.mean, self.basis.to(dtype)))
         if self.output_basis is not None:
-            shift = response(self.output_basis.to(dtype), shift)
+            shift = response_to_constant(self.output_basis.to(dtype), shift)
         if self.offset_weight is not None:
-            shift = shift + response(self.offset_weight.to(dtype), self.mean)
+            shift = shift + response_to_constant(self.offset_weight.to(dtype), self.mean)
         return self.bias.to(shift.dtype) - shift
 
     def _project(self, x: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class FusedLinear(FusedLayer, PCLinear):
     def _folded(self, x: Tensor) -> Tensor:
         dtype = compute_dtype(x)
         dense = self._dense(dtype)
-        shift = response(dense, self.mean)
+        shift = response_to_constant(dense, self.mean)
         return F.linear(x, dense, (self.bias.to(shift.dtype) - shift).to(dtype))
 
 

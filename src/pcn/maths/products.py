@@ -30,7 +30,7 @@ def select_inputs(weight: Tensor, kept: Tensor | None, groups: int = 1) -> Tenso
     return torch.cat([part.index_select(1, index) for part, index in parts])
 
 
-def response(weight: Tensor, constant: Tensor, groups: int) -> Tensor:
+def response_to_constant(weight: Tensor, constant: Tensor, groups: int) -> Tensor:
     """Return what the layer makes of one vector v that stands at every position: Σ_{m,k} W[n, m, k] v[m]."""
     summed = exact(weight, weight).reshape(*weight.shape[:2], -1).sum(2)
     factors = grouped(summed, weight, groups), grouped(constant, weight, groups)

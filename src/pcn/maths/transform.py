@@ -19,7 +19,7 @@ from pcn.maths.products import (
     grouped,
     project,
     project_outputs,
-    response,
+    response_to_constant,
     select_inputs,
     unproject,
 )
@@ -109,7 +109,7 @@ def dense_form(
     dense = unproject(expand(weight, output_basis, groups), basis, groups)
     if offset is not None:
         dense = dense + exact(offset, weight)
-    return cast(dense, weight), cast(exact(bias, weight) - response(dense, mean, groups), weight)
+    return cast(dense, weight), cast(exact(bias, weight) - response_to_constant(dense, mean, groups), weight)
 
 
 def factored_form(
@@ -123,8 +123,8 @@ def factored_form(
     """Split into a projection without bias and the layer after it, whose bias takes over the centring."""
     ones = (1,) * (weight.dim() - 2)
     projection = grouped(basis, weight, groups).transpose(1, 2).flatten(0, 1)
-    centre = response(projection, mean, groups)
-    shift = response(expand(weight, output_basis, groups), centre, groups)
+    centre = response_to_constant(projection, mean, groups)
+    shift = response_to_constant(expand(weight, output_basis, groups), centre, groups)
     return Factors(
         projection=cast(projection.reshape(*projection.shape, *ones), weight),
         weight=weight.detach(),
@@ -139,5 +139,5 @@ def _rows(tensor: Tensor, kept: Tensor | None) -> Tensor:
 
 def _shifted_bias(weight: Tensor, bias: Tensor | None, mean: Tensor, groups: int) -> Tensor:
     # The layer will hold a rounded mean: from that same mean, b~ undoes the centring to the last digit.
-    shift = response(weight, mean.to(weight.dtype), groups)
+    shift = response_to_constant(weight, mean.to(weight.dtype), groups)
     return cast(shift if bias is None else exact(bias, weight) + shift, weight)

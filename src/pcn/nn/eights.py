@@ -32,16 +32,16 @@ def as_they_are() -> Iterator[None]:
 
 
 def in_eights(
-    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, made_up: bool = False
+    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, partly_filled: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return input, weight and bias of an ordinary convolution in which ``dtype`` is multiplied, filled up with zeros.
 
-    An input that is ``made_up`` may have some of them already. One that does not fit is left for PyTorch to refuse.
+    An input that is ``partly_filled`` may have some already. One that does not fit is left for PyTorch to refuse.
     """
     at = 1 - weight.dim()  # where an input has its channels
     taps = weight.shape[2:].numel()
     filters, channels = (wanted(count, x.device, dtype, taps) for count in weight.shape[:2])
-    most = channels if made_up else weight.shape[1]
+    most = channels if partly_filled else weight.shape[1]
     if not weight.shape[1] <= x.shape[at] <= most:
         return x, weight, bias
     weight = filled(filled(weight, 1, channels), 0, filters)

@@ -49,7 +49,7 @@ def pc_linear(
         return y
     dtype = compute_dtype(x)
     offset_weight = offset_weight.to(dtype)
-    return y + F.linear(x, offset_weight, -response(offset_weight, mean).to(dtype))
+    return y + F.linear(x, offset_weight, -response_to_constant(offset_weight, mean).to(dtype))
 
 
 def project_rows(x: Tensor, mean: Tensor, basis: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def pc_conv(
     kernel = pointwise(for_convolution(directions, weight, x.device) if groups == 1 else directions, spatial)
     centre = project_constant(mean, basis, groups)
     if geometry.pads_with_zeros:
-        projected, shift = project(x, kernel, None, groups), -response(weight.to(dtype), centre, groups)
+        projected, shift = project(x, kernel, None, groups), -response_to_constant(weight.to(dtype), centre, groups)
     else:
         projected, shift = project(x, kernel, filled(-centre.to(dtype), 0, len(kernel)), groups), None
     if output_basis is None:
@@ -101,7 +101,7 @@ def pc_conv(
     if offset_weight is None:
         return y
     offset_weight = offset_weight.to(dtype)
-    return y + convolve_padded(x, offset_weight, -response(offset_weight, mean, groups).to(dtype), geometry)
+    return y + convolve_padded(x, offset_weight, -response_to_constant(offset_weight, mean, groups).to(dtype), geometry)
 
 
 def for_convolution(directions: Tensor, weight: Tensor, device: torch.device) -> Tensor:
@@ -134,7 +134,7 @@ def convolve_padded(
         padding = (0,) * len(pads)
     filters = weight.shape[0]
     if groups == 1:
-        x, weight, bias = in_eights(x, weight, bias, compute_dtype(x), made_up=projected)
+        x, weight, bias = in_eights(x, weight, bias, compute_dtype(x), partly_filled=projected)
     y = CONVOLUTIONS[weight.dim() - 2](x, weight, bias, stride, padding, dilation, groups)
     return cut(y, 1 - weight.dim(), filters)
 
@@ -155,7 +155,7 @@ def project_constant(mean: Tensor, basis: Tensor, groups: int = 1) -> Tensor:
     return (by_group(basis.to(wide), groups) * mean.to(wide).reshape(groups, -1, 1)).sum(1).flatten()
 
 
-def response(weight: Tensor, constant: Tensor, groups: int = 1) -> Tensor:
+def response_to_constant(weight: Tensor, constant: Tensor, groups: int = 1) -> Tensor:
     """Return Σ_{m,k} W[n, m, k] v[m] for a vector v that stands at every position, in float32 or wider."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     each = weight.to(wide).reshape(groups, -1, weight.shape[1], weight.shape[2:].numel())

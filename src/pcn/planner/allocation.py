@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pcn.errors import ConfigError
-from pcn.planner.floor import Steps, least
+from pcn.planner.least import Steps, least
 from pcn.planner.options import Option, bargains, rate
 from pcn.planner.prices import added, taken_off
 from pcn.planner.units import UNITS, Costs, amounts
@@ -62,7 +62,7 @@ class Room:
         """What there is for the offers."""
         return {unit: limit - self.others.get(unit, 0) for unit, limit in self.limits.items()}
 
-    def check_reachable(self, offers: Offers) -> None:
+    def check_each_limit(self, offers: Offers) -> None:
         """Raise when not even the cheapest of every offer fits, counted for each limit by itself."""
         cheapest = least(offers.values(), self.limits)
         self._check_least({unit: cheapest[unit] + self.others.get(unit, 0) for unit in self.limits})
@@ -100,7 +100,7 @@ def hand_out(offers: Offers, room: Room) -> dict[str, Served]:
     never worth less. Of several, all count with weights that grow where little is left, and then each alone once:
     what is worth most in all is the answer.
     """
-    check_fits(offers, room)
+    check_some_fit(offers, room)
     start = next(filter(_fits, _cheapest(offers, room)))
     if len(room.limits) == 1:
         return _served(offers, _greedy(offers, start, room))
@@ -113,9 +113,9 @@ def fits(offers: Offers, room: Room) -> bool:
     return all(offers.values()) and any(map(_fits, _cheapest(offers, room)))
 
 
-def check_fits(offers: Offers, room: Room) -> None:
+def check_some_fit(offers: Offers, room: Room) -> None:
     """Raise where none are: because of one limit by itself, or of several together."""
-    room.check_reachable(offers)
+    room.check_each_limit(offers)
     if not fits(offers, room):
         found = min(_cheapest(offers, room), key=lambda chosen: room.excess(chosen.costs))
         raise ConfigError(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pcn.errors import ConfigError, StatisticsError
 from pcn.layers import layer_type
-from pcn.planner.values import Values, directions_of, forward_of
+from pcn.planner.values import Values, eigenpairs_of, forward_of
 from pcn.running.example import Example, device_of
 from pcn.running.inputs import as_vectors, changed_inputs
 from pcn.running.outputs import logits_of
@@ -104,7 +104,7 @@ class Divergence:
             return {name: self._curve(model, stats, name, distance) for name in layers}
 
     def _curve(self, model: nn.Module, stats: Statistics, name: str, distance: Callable[[], float]) -> Tensor:
-        _, width, known = directions_of(stats, name)[2].shape
+        _, width, known = eigenpairs_of(stats, name)[2].shape
         tried = {known, *(max(1, known >> power) for power in range(1, self.finest.bit_length()))} - {width}
         ranks = [0, *sorted(tried), width]
         distances = []
@@ -141,7 +141,7 @@ def _truncation(model: nn.Module, stats: Statistics, name: str, rank: int) -> Ca
     kind = layer_type(model.get_submodule(name))
     assert kind is not None
     channels = kind.channel_dim
-    mean, _, vectors = directions_of(stats, name)
+    mean, _, vectors = eigenpairs_of(stats, name)
     kept = vectors[..., :rank]
 
     def change(x: Tensor) -> Tensor:

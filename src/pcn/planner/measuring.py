@@ -14,7 +14,7 @@ from pcn.costs.usage import Usage
 from pcn.errors import ConfigError
 from pcn.layers import transformable_layers, unwrap
 from pcn.planner.measured import LayerUsage, Measured
-from pcn.planner.trials import Trials, tensors_of
+from pcn.planner.trials import Trials, bytes_of_tensors
 from pcn.plans.plan import check_untransformed
 from pcn.running.example import Example, Forward, device_of
 from pcn.running.failures import saying_which
@@ -61,7 +61,7 @@ def measure_costs(
         with saying_which("the batch", example, give=ONE_BATCH), kept.layers_named(layers), kept.watched():
             example.run(base)
         kept.held.clear()
-        whole = tensors_of(base, trials.state) + Usage(activations_bytes=kept.total_bytes)
+        whole = bytes_of_tensors(base, trials.state) + Usage(activations_bytes=kept.total_bytes)
         # Twice, with the layers between: other work on the machine should not look like work of the model.
         began = model_step_ns(lambda: example.run(base), wanted, device) if times else 0
         found = {name: trials.layer(name, layers[name], kept) for name in kept.reads}

@@ -14,13 +14,13 @@ from pcn.config import PCNConfig
 from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
 from pcn.layers import by_group, canonical_weight, transformable_layers, unwrap
-from pcn.planner.allocation import Room, Served, check_fits, fits, hand_out
-from pcn.planner.floor import Steps, on_both_sides
+from pcn.planner.allocation import Room, Served, check_some_fit, fits, hand_out
+from pcn.planner.least import Steps, on_both_sides
 from pcn.planner.measured import Measured
 from pcn.planner.optimizer_state import numbers_kept
 from pcn.planner.options import Option, forms, output_shares, valued
 from pcn.planner.prices import NOTHING, Prices, added, operations, taken_off
-from pcn.planner.values import check_values, directions_of
+from pcn.planner.values import check_values, eigenpairs_of
 from pcn.plans.cutting import without_classes
 from pcn.plans.dropping import plan_outputs
 from pcn.plans.keep import Request
@@ -94,7 +94,7 @@ class Question:
         question = cls(model, budget, plan, tuple(layers), prices, held)
         if measured is not None and not fits(question.offers, question.room):
             question = replace(question, dearer=True)
-        check_fits(question.offers, question.room)
+        check_some_fit(question.offers, question.room)
         return question
 
     @property
@@ -153,7 +153,7 @@ class Question:
     def _shares(self, layer: LayerPlan, stats: Statistics) -> Tensor | None:
         if not on_both_sides(layer, self.budget):
             return None
-        _, variances, vectors = directions_of(stats, layer.name)
+        _, variances, vectors = eigenpairs_of(stats, layer.name)
         weight = canonical_weight(self.model.get_submodule(layer.name)).detach().to(vectors)
         return output_shares(by_group(weight, layer.groups), variances, vectors, self.budget.rank_step)
 

@@ -9,9 +9,9 @@ from torch import nn
 from pcn.errors import ConfigError, TraceError
 from pcn.graph import ChannelGraph, trace
 from pcn.layers import unwrap
-from pcn.planner.allocation import Room, check_fits, fits
+from pcn.planner.allocation import Room, check_some_fit, fits
 from pcn.planner.budget import Budget
-from pcn.planner.floor import Steps, lowest
+from pcn.planner.least import Steps, lowest
 from pcn.planner.measured import Measured
 from pcn.planner.prices import NOTHING, Prices, added, operations, taken_off
 from pcn.planner.units import MEASURED
@@ -41,7 +41,7 @@ def check_reachable(
         alone = {layer.name: layer.reason for layer in plan.layers.values()} | plan.left_alone
         reasons = "".join(f"; {name!r}: {reason}" for name, reason in list(alone.items())[:3])
         raise ConfigError(f"the budget cannot be met, as no layer of the model can be changed{reasons}")
-    check_fits(offers, room)
+    check_some_fit(offers, room)
 
 
 def _foreseen(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pcn.layers import by_group, canonical_weight
-from pcn.planner.values import directions_of
+from pcn.planner.values import eigenpairs_of
 from pcn.plans.layer_plan import LayerPlan
 from pcn.statistics import Statistics
 
@@ -24,7 +24,7 @@ class Reading:
 
     @classmethod
     def of(cls, model: nn.Module, stats: Statistics, layer: LayerPlan) -> Reading:
-        mean, variances, vectors = directions_of(stats, layer.name)
+        mean, variances, vectors = eigenpairs_of(stats, layer.name)
         weight = by_group(canonical_weight(model.get_submodule(layer.name)).detach().to(vectors), layer.groups)
         seen = torch.einsum("gnmk,gmr->gnrk", weight, vectors)
         counted = mean.to(vectors) if layer.order == "truncate_first" else torch.zeros_like(mean).to(vectors)

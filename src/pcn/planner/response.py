@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pcn.layers import by_group, canonical_weight
-from pcn.planner.values import Values, added_up, directions_of
+from pcn.planner.values import Values, added_up, eigenpairs_of
 from pcn.statistics import Statistics
 
 
@@ -29,7 +29,7 @@ class Response:
 
 
 def _worth(model: nn.Module, stats: Statistics, layer: str) -> Tensor:
-    _, values, vectors = directions_of(stats, layer)
+    _, values, vectors = eigenpairs_of(stats, layer)
     _, width, known = vectors.shape
     weight = by_group(canonical_weight(model.get_submodule(layer)).detach().to(vectors), len(vectors))
     responses = torch.einsum("gnmk,gmr->gnkr", weight, vectors).square().sum((1, 2))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pcn.errors import ConfigError, StatisticsError
 from pcn.layers import layer_type
-from pcn.planner.values import Values, added_up, directions_of, forward_of
+from pcn.planner.values import Values, added_up, eigenpairs_of, forward_of
 from pcn.running.example import Example
 from pcn.running.gradients import Loss, Reads, predicted_losses
 from pcn.running.inputs import as_vectors
@@ -64,7 +64,7 @@ class _Sum:
         kind = layer_type(model.get_submodule(layer))
         assert kind is not None
         self.spatial = kind.spatial
-        self.mean, _, self.vectors = directions_of(stats, layer)
+        self.mean, _, self.vectors = eigenpairs_of(stats, layer)
         self.total = self.vectors.new_zeros(self.vectors.shape[-1])
 
     def add(self, x: Tensor, gradient: Tensor) -> None:

@@ -17,11 +17,11 @@ from pcn.errors import ConfigError
 from pcn.layers import canonical_weight, groups_of, in_width, layout_of, out_width
 from pcn.nn.build import empty_like
 from pcn.planner.budget import Budget
-from pcn.planner.measured import Form, LayerUsage
+from pcn.planner.measured import LayerUsage, Ranks
 from pcn.planner.optimizer_state import numbers_kept
 
 
-def tensors_of(module: nn.Module, state: int) -> Usage:
+def bytes_of_tensors(module: nn.Module, state: int) -> Usage:
     """What a module's parameters, their gradients and the optimizer's state take."""
     held = {tensor.data_ptr(): tensor.nbytes for tensor in (*module.parameters(), *module.buffers())}
     trained = sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
@@ -41,7 +41,7 @@ class Trials:
 
     def __init__(self, config: PCNConfig, step: int, state: int, two_sided: bool, times: bool) -> None:
         self.config, self.step, self.state, self.two_sided, self.times = config, step, state, two_sided, times
-        self._known: dict[tuple[Any, ...], dict[Form | None, _Trial]] = {}
+        self._known: dict[tuple[Any, ...], dict[Ranks | None, _Trial]] = {}
 
     @classmethod
     def of(cls, budget: Budget | None, times: bool) -> Trials:
@@ -55,8 +55,8 @@ class Trials:
     def layer(self, name: str, layer: nn.Module, kept: Kept) -> LayerUsage:
         """What a layer takes in all of its calls."""
         only = kept.only_for(name)
-        whole = tensors_of(layer, self.state) + Usage(activations_bytes=sum(only.values()))
-        tried: dict[Form, Usage] = {}
+        whole = bytes_of_tensors(layer, self.state) + Usage(activations_bytes=sum(only.values()))
+        tried: dict[Ranks, Usage] = {}
         for number, read in enumerate(kept.reads[name]):
             for form, trial in self._forms(layer, read).items():
                 own = Usage(activations_bytes=only.get(read.key, 0)) if trial.keeps_input else Usage()
@@ -68,18 +68,18 @@ class Trials:
                     tried[form] = tried[form] + again if number else spent
         return LayerUsage(whole, tried)
 
-    def _forms(self, layer: nn.Module, read: Read) -> dict[Form | None, _Trial]:
+    def _forms(self, layer: nn.Module, read: Read) -> dict[Ranks | None, _Trial]:
         weight = canonical_weight(layer)
         sizes = (str(layer), replace(read, key=0), weight.dtype, layout_of(weight), weight.requires_grad)
         if sizes not in self._known:
             like = read.like()
-            trials: dict[Form | None, _Trial] = {None: self._try(layer, like)}
+            trials: dict[Ranks | None, _Trial] = {None: self._try(layer, like)}
             for rank, outputs in self._grid(layer):
                 trials[rank, outputs] = self._try(self._part(layer, rank, outputs), like)
             self._known[sizes] = _rising(trials)
         return self._known[sizes]
 
-    def _grid(self, layer: nn.Module) -> Iterable[Form]:
+    def _grid(self, layer: nn.Module) -> Iterable[Ranks]:
         groups = groups_of(layer)
         outputs = doubling(self.step, out_width(layer) // groups, times=4) if self.two_sided else []
         for rank in doubling(self.step, in_width(layer) // groups):
@@ -102,7 +102,7 @@ class Trials:
         others = sum(size for key, size in kept.sizes.items() if key != key_of(x))
         wanted = [tensor for tensor in (x, *part.parameters()) if tensor.requires_grad]
         time_ns = step_ns(lambda: part.forward(x), wanted, x.device) if self.times else 0
-        usage = tensors_of(part, self.state) + Usage(time_ns=time_ns, activations_bytes=others)
+        usage = bytes_of_tensors(part, self.state) + Usage(time_ns=time_ns, activations_bytes=others)
         return _Trial(usage, key_of(x) in kept.sizes)
 
 
@@ -118,10 +118,10 @@ def doubling(first: int, last: int, times: int = 2) -> list[int]:
     return found
 
 
-def _rising(trials: dict[Form | None, _Trial]) -> dict[Form | None, _Trial]:
+def _rising(trials: dict[Ranks | None, _Trial]) -> dict[Ranks | None, _Trial]:
     """Have no form take less time than one of lower ranks: what measures so is chance, or nothing to rely on."""
 
-    def below(form: Form, other: Form) -> bool:
+    def below(form: Ranks, other: Ranks) -> bool:
         if (form[1] is None) != (other[1] is None):
             return False
         return other[0] <= form[0] and (form[1] is None or other[1] is None or other[1] <= form[1])

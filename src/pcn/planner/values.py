@@ -38,7 +38,7 @@ def forward_of(stats: Statistics) -> Forward | None:
     return None if stats.example is None else stats.example.forward
 
 
-def directions_of(stats: Statistics, layer: str) -> tuple[Tensor, Tensor, Tensor]:
+def eigenpairs_of(stats: Statistics, layer: str) -> tuple[Tensor, Tensor, Tensor]:
     """The mean (g, w), variances (g, r) and directions (g, w, r) of a layer's input, as many as are looked at."""
     spectrum = stats.spectrum(layer)
     values, vectors = spectrum.leading(min(spectrum.width, WIDEST))

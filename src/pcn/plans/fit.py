@@ -11,7 +11,7 @@ from pcn.plans.plan import Plan, check_untransformed
 from pcn.statistics import Statistics
 
 
-def check_fits(plan: Plan, model: nn.Module) -> None:
+def check_plan_fits(plan: Plan, model: nn.Module) -> None:
     """Raise unless every layer and tensor of the plan is in the model with the shape that the plan was made for."""
     check_untransformed(model)
     modules = dict(model.named_modules())
@@ -26,7 +26,7 @@ def check_fits(plan: Plan, model: nn.Module) -> None:
         _check_layer(layer, modules[layer.name])
         if layer.rank is not None and layer.name in left_alone:
             raise PlanError(f"{layer.name!r} has a rank in the plan but must be left alone: {left_alone[layer.name]}")
-    tensors = tensors_of(model)
+    tensors = tensors_by_name(model)
     for name, dims in plan.slices.items():
         if name not in tensors:
             raise PlanError(f"the plan cuts {name!r}, which the model does not have{suggest(name, tensors)}")
@@ -71,6 +71,6 @@ def check_statistics(stats: Statistics, model: nn.Module) -> None:
             )
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def tensors_by_name(model: nn.Module) -> dict[str, Tensor]:
     """All parameters and buffers under all their names."""
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))

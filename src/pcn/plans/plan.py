@@ -107,12 +107,12 @@ class Plan:
         Muon starts afresh, or that a trainable parameter which is replaced is in none of them, is warned of, or refused
         when ``strict``.
         """
-        from pcn.plans.fit import check_fits, check_statistics
+        from pcn.plans.fit import check_plan_fits, check_statistics
         from pcn.rewriting.bases import find_bases
         from pcn.rewriting.surgery import apply_plan_
 
         check_changeable(model, optimizer)
-        check_fits(self, unwrap(model))
+        check_plan_fits(self, unwrap(model))
         check_statistics(stats, unwrap(model))
         example = stats.example if check else None
         apply_plan_(

@@ -1,1 +1,1 @@
-"""The changes of basis as pure maths, the new layers made beforehand, the swap, and the way back."""
+"""The directions of a basis, the new layers made beforehand, the swap, and the way back."""

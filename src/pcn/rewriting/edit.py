@@ -12,7 +12,7 @@ from pcn.layers import LAYER_TYPES, canonical_weight, layout_of
 from pcn.maths.products import select_inputs
 from pcn.maths.transform import Projected, dropped_part, reader_transform, with_output_basis
 from pcn.nn import PCModule, empty_like
-from pcn.plans.fit import check_fits, tensors_of
+from pcn.plans.fit import check_plan_fits, tensors_by_name
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 from pcn.rewriting.bases import Bases, Basis, kept_inputs
@@ -49,7 +49,7 @@ def reshaping(plan: Plan, model: nn.Module, *, empty: bool = False) -> Edit:
 
 
 def _edit(plan: Plan, model: nn.Module, make: Callable[[LayerPlan, nn.Module], PCModule], bases: Bases) -> Edit:
-    check_fits(plan, model)
+    check_plan_fits(plan, model)
     edit = Edit(cut=_cut_tensors(plan, model))
     for layer in plan.transformed:
         old = model.get_submodule(layer.name)
@@ -61,7 +61,7 @@ def _edit(plan: Plan, model: nn.Module, make: Callable[[LayerPlan, nn.Module], P
 
 
 def _cut_parameters(plan: Plan, model: nn.Module, edit: Edit) -> Iterator[Replaced]:
-    tensors = tensors_of(model)
+    tensors = tensors_by_name(model)
     for name, dims in plan.slices.items():
         old, new = edit.cut.get(id(tensors[name]), (None, None))
         if isinstance(old, nn.Parameter) and isinstance(new, nn.Parameter):
@@ -148,7 +148,7 @@ def _empty(layer: LayerPlan, module: nn.Module) -> PCModule:
 
 def _cut_tensors(plan: Plan, model: nn.Module) -> dict[int, tuple[Tensor, Tensor]]:
     """Cut every tensor that loses channels and does not belong to a transformed layer: id -> (old, new)."""
-    tensors = tensors_of(model)
+    tensors = tensors_by_name(model)
     transformed = {layer.name for layer in plan.transformed}
     replaced: dict[int, tuple[Tensor, Tensor]] = {}
     for name, dims in plan.slices.items():

@@ -17,10 +17,10 @@ from pcn.nn.build import uninitialised
 from pcn.plans.plan import set_plan_
 from pcn.running.copying import copied
 
-Form = Literal["factored", "dense"]
+PlainForm = Literal["factored", "dense"]
 
 
-def to_plain(model: nn.Module, form: Form = "factored") -> nn.Module:
+def to_plain(model: nn.Module, form: PlainForm = "factored") -> nn.Module:
     """Return a copy of the model in which stock layers stand for the principal component layers.
 
     ``factored`` keeps the small size, as two layers in a row; ``dense`` gives one layer of the original size.

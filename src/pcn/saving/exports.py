@@ -21,7 +21,7 @@ from pcn.costs.count import count
 from pcn.errors import ConfigError, FileError, PCNError
 from pcn.layers import unwrap
 from pcn.rewriting.fold import fold_
-from pcn.rewriting.plain import Form, to_plain
+from pcn.rewriting.plain import PlainForm, to_plain
 from pcn.running.copying import copied
 from pcn.running.example import Example
 from pcn.running.trees import tensors_in
@@ -49,7 +49,9 @@ class Exported:
     notes: list[str] = field(default_factory=list)
 
 
-def export_onnx(model: nn.Module, example: Example, path: Path, form: Form, *, dynamic_batch: bool = False) -> Exported:
+def export_onnx(
+    model: nn.Module, example: Example, path: Path, form: PlainForm, *, dynamic_batch: bool = False
+) -> Exported:
     """Write an ONNX file; onnxruntime, where it is installed, must compute from it what the model computes."""
     for package in ("onnx", "onnxscript"):
         _imported(package)
@@ -76,7 +78,7 @@ def export_onnx(model: nn.Module, example: Example, path: Path, form: Form, *, d
 
 
 def export_program(
-    model: nn.Module, example: Example, path: Path, form: Form, *, dynamic_batch: bool = False
+    model: nn.Module, example: Example, path: Path, form: PlainForm, *, dynamic_batch: bool = False
 ) -> Exported:
     """Write what ``torch.export.load`` reads; what it reads must compute what the model computes."""
     plain = to_plain(model, form).eval()
@@ -94,7 +96,7 @@ def export_program(
     return Exported(path, count(plain).total, difference)
 
 
-def export_state(model: nn.Module, example: Example | None, path: Path, form: Form) -> Exported:
+def export_state(model: nn.Module, example: Example | None, path: Path, form: PlainForm) -> Exported:
     """Write the state dict of the plain model as safetensors."""
     return _write_state(model, to_plain(model, form).eval(), example, path, [])
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from pcn.errors import ConfigError, PlanError, suggest
-from pcn.plans.fit import check_fits
+from pcn.plans.fit import check_plan_fits
 from pcn.plans.plan import Plan
 from pcn.running.untouched import checked_mode
 from pcn.statistics import analyze
@@ -58,7 +58,7 @@ def check_state(state: Mapping[str, Any]) -> None:
 def check_leads_on(plan: Plan, model: nn.Module) -> None:
     """Raise unless a saved plan can be applied to a model."""
     try:
-        check_fits(plan, model)
+        check_plan_fits(plan, model)
     except PlanError as error:
         raise PlanError(
             f"the state was saved with another model: {error}; build it with the sizes that it had then"

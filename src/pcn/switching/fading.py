@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pcn.errors import ConfigError
 from pcn.layers import canonical_weight, unwrap
-from pcn.maths.products import response
+from pcn.maths.products import response_to_constant
 from pcn.maths.transform import dropped_part
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
@@ -103,4 +103,4 @@ def _shrink_(module: nn.Module, layer: LayerPlan, basis: Basis, share: float) ->
     lost = dropped_part(exact, rewritten(layer, basis, exact, None), layer.groups)
     weight.copy_(exact - share * lost)
     if isinstance(module.bias, Tensor):
-        module.bias.copy_(module.bias + share * response(lost, basis.mean, layer.groups))
+        module.bias.copy_(module.bias + share * response_to_constant(lost, basis.mean, layer.groups))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pcn.errors import ConfigError
-from pcn.switching.movement import Directions
+from pcn.switching.movement import Subspaces
 from pcn.switching.rules import Progress, SwitchRule
 
 
@@ -22,7 +22,7 @@ class History:
     step: int | None = None
     accuracies: list[float] = field(default_factory=list)
     movements: list[float] = field(default_factory=list)
-    directions: Directions = field(default_factory=dict)
+    subspaces: Subspaces = field(default_factory=dict)
     waits: bool = False  # for the first step of all, since an epoch ended
 
     def copy(self) -> History:
@@ -66,7 +66,7 @@ class History:
             "step": self.step,
             "accuracies": list(self.accuracies),
             "movements": list(self.movements),
-            "directions": dict(self.directions),
+            "directions": dict(self.subspaces),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -74,4 +74,4 @@ class History:
         self.step = state.get("step", 0)  # states without it were written where steps may have been told
         self.accuracies = [float(value) for value in state["accuracies"]]
         self.movements = [float(value) for value in state["movements"]]
-        self.directions = dict(state["directions"])
+        self.subspaces = dict(state["directions"])

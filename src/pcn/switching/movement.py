@@ -11,15 +11,15 @@ from pcn.switching.dimensions import UNASKED
 
 STILL = 1e-6  # less than this is rounding
 
-Directions = dict[str, Tensor]  # the first layer that reads an activation -> its leading directions (inputs, rank)
+Subspaces = dict[str, Tensor]  # the first layer that reads an activation -> its leading directions (inputs, rank)
 
 
-def leading_directions(stats: Statistics, config: PCNConfig) -> Directions:
+def leading_subspaces(stats: Statistics, config: PCNConfig) -> Subspaces:
     """The directions that every activation would keep now, in fp32 and on the CPU, to be compared with later."""
     return {key: stats.basis(key, rank).float().cpu() for key, rank in _ranks(stats, config).items()}
 
 
-def movement(before: Directions, stats: Statistics, config: PCNConfig) -> float:
+def movement(before: Subspaces, stats: Statistics, config: PCNConfig) -> float:
     """The share of today's leading variance that the earlier directions miss, averaged over the activations.
 
     With today's leading eigenpairs (e, u) of an activation and the earlier directions U it is 1 - sum of e |Uᵀu|² over

@@ -31,7 +31,7 @@ from pcn.switching.dimensions import dimension_rule, effective_dimensions, log_d
 from pcn.switching.fading import Fading
 from pcn.switching.foreseen import check_could_fade, check_fade, check_rules, check_some_held
 from pcn.switching.history import History
-from pcn.switching.movement import leading_directions, movement
+from pcn.switching.movement import leading_subspaces, movement
 from pcn.switching.rules import (
     AccuracySlows,
     AfterEpoch,
@@ -236,9 +236,9 @@ class Switch:
     def _watch(self, seen: History, stats: Statistics) -> None:
         """Look how far the subspaces have moved since the last time."""
         ranks, config = self._engine.ranks, self.options
-        if seen.directions:
-            seen.movements.append(ranks.from_one(lambda: movement(seen.directions, stats, config)))
-        seen.directions = ranks.together(lambda: leading_directions(stats, config))
+        if seen.subspaces:
+            seen.movements.append(ranks.from_one(lambda: movement(seen.subspaces, stats, config)))
+        seen.subspaces = ranks.together(lambda: leading_subspaces(stats, config))
 
     def _begin(self, batches: Batches, stats: Statistics | None) -> Plan | None:
         """Switch, or begin to fade."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pcn.training.trainer import Trainer
 
 
-def check_fits(run: Trainer) -> None:
+def check_data_fits(run: Trainer) -> None:
     """Raise when a model does not take the samples, or batches of them in train mode, or is no classifier of them.
 
     What takes them only without the channels last in memory goes without.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pcn.plans.plan import Plan
-from pcn.switching import Progress as Seen
-from pcn.switching import Switch
+from pcn.switching import Progress, Switch
 from pcn.switching.rules import as_switch_rule
 from pcn.training.looks import keep_spectra, look
 
@@ -52,7 +51,7 @@ def _acts(run: Trainer, switch: Switch) -> bool:
         return False
     if switch.begun:
         return fade_steps_left(run) <= 0
-    return as_switch_rule(switch.at).due(Seen(run.progress.epoch, run.progress.step))
+    return as_switch_rule(switch.at).due(Progress(run.progress.epoch, run.progress.step))
 
 
 def _follow(run: Trainer, plan: Plan | None) -> None:

@@ -8,7 +8,7 @@ from pcn.training.meter import plus
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run has come; seconds and joules are None where they are not known."""
 
     step: int = 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pcn.training.optimizers import make_optimizer
-from pcn.training.progress import Progress
+from pcn.training.progress import RunProgress
 
 if TYPE_CHECKING:
     from pcn.training.trainer import Trainer
@@ -30,7 +30,7 @@ def take(run: Trainer) -> dict[str, Any]:
 
 def put_back_(run: Trainer, state: dict[str, Any]) -> None:
     """Bring a run, newly made from the same settings, to a state that was taken, which others may start from too."""
-    run.progress = Progress(**state["progress"])
+    run.progress = RunProgress(**state["progress"])
     if run.switch is not None and state["switch"] is not None:
         run.switch.load_state_dict(state["switch"])  # gives model and optimizer the shape of what follows
         if run.switch.plan is not None and not run.settings.carry_state:

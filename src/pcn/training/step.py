@@ -15,13 +15,13 @@ WARM_UP_STEPS = 3  # before a graph is recorded
 MOMENTS: dict[type[Optimizer], tuple[str, ...]] = {SGD: ("momentum_buffer",), Adam: ("exp_avg", "exp_avg_sq")}
 
 
-def compute_dtype(device: torch.device) -> torch.dtype:
+def training_dtype(device: torch.device) -> torch.dtype:
     """What is multiplied in: bf16 on a GPU, while weights stay fp32 everywhere."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    return torch.autocast(device.type, torch.bfloat16, enabled=compute_dtype(device) == torch.bfloat16)
+    return torch.autocast(device.type, torch.bfloat16, enabled=training_dtype(device) == torch.bfloat16)
 
 
 class Step:

@@ -17,7 +17,7 @@ from pcn.plans.plan import Plan
 from pcn.statistics import Statistics
 from pcn.switching import Switch
 from pcn.training.data import Again, Batch, Data
-from pcn.training.fitting import check_fits
+from pcn.training.fitting import check_data_fits
 from pcn.training.fusing import check_kernels
 from pcn.training.keeping import Keeper
 from pcn.training.looks import check_operations
@@ -26,7 +26,7 @@ from pcn.training.meter import Stopwatch, peak_bytes, plus
 from pcn.training.offers import fading, offer_after_epoch, offer_after_step
 from pcn.training.optimizers import learning_rate, make_optimizer, set_learning_rate_
 from pcn.training.preparing import lay_out_, step_for, switch_for
-from pcn.training.progress import Progress
+from pcn.training.progress import RunProgress
 from pcn.training.records import Record, epoch_record, result_record, switch_record, validation_accuracy
 from pcn.training.requests import build_model
 from pcn.training.run_folder import RunFolder
@@ -67,7 +67,7 @@ class Trainer:
         self.steps_per_epoch = data.steps(settings.batch)
         if self.steps_per_epoch == 0:
             raise ConfigError(f"a batch of {settings.batch} is larger than the training set: give a smaller one")
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.best: dict[str, Tensor] | None = None
         torch.manual_seed(settings.seed)
         random.seed(settings.seed)
@@ -90,7 +90,7 @@ class Trainer:
 
     def run(self, deadline: float = math.inf) -> Record | None:
         """Train to the last epoch and return the result, or None when the deadline (as of time.time()) comes first."""
-        check_fits(self)
+        check_data_fits(self)
         resumed = self.keeper.resume()
         if not self.ended:
             check_operations(self)
@@ -179,7 +179,7 @@ class Trainer:
 
     def branch_(self, state: dict[str, Any]) -> None:
         """Go on from the state of another run with the same first epochs, as it was before a switch."""
-        check_fits(self)
+        check_data_fits(self)
         put_back_(self, state)
         self.progress.branched = True
         accuracy = validation_accuracy(self)
