@@ -45,7 +45,8 @@ def second_moment_by_variances(
     Σ_m v[n, m] = E[d²] Σ_m var(x_m) + v_b[n] Σ_m mu_m², where the bias's own moment v_b tells what the mean brought in.
     ``mean`` (m,) and ``total`` (g,), the variance of all inputs, are those of the old layer. Without a bias, the mean
     brought nothing in where the gradients of an output sum up to zero (``centred``: a batch norm follows), and
-    otherwise as much as gradients that do not go together would.
+    otherwise as much as gradients that do not go together would. Zeros around an image, which stand for -Uᵀmu along z,
+    are not counted: where the mean is large, and images are small, directions of little variance get too little.
     """
     groups = len(total)
     summed = grouped(moment, moment, groups).sum(2)  # (g, n/g, *kernel)
