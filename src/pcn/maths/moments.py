@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -35,8 +38,22 @@ def project_first_moment(
     return cast(project(selected, basis, groups), moment)
 
 
+class Padding(NamedTuple):
+    """Zeros that a convolution reads around its images, where they stand for -c along its coordinates."""
+
+    centre: Tensor  # c = Uᵀmu, (g, r)
+    inside: Tensor  # (*kernel), the share of reads, tap by tap, that fall on the image
+
+
 def second_moment_by_variances(
-    moment: Tensor, bias_moment: Tensor | None, mean: Tensor, variances: Tensor, total: Tensor, *, centred: bool
+    moment: Tensor,
+    bias_moment: Tensor | None,
+    mean: Tensor,
+    variances: Tensor,
+    total: Tensor,
+    *,
+    centred: bool,
+    padding: Padding | None = None,
 ) -> Tensor:
     """Estimate a running mean of squared gradients in coordinates z of given ``variances`` (g, r).
 
@@ -45,8 +62,8 @@ def second_moment_by_variances(
     Σ_m v[n, m] = E[d²] Σ_m var(x_m) + v_b[n] Σ_m mu_m², where the bias's own moment v_b tells what the mean brought in.
     ``mean`` (m,) and ``total`` (g,), the variance of all inputs, are those of the old layer. Without a bias, the mean
     brought nothing in where the gradients of an output sum up to zero (``centred``: a batch norm follows), and
-    otherwise as much as gradients that do not go together would. Zeros around an image, which stand for -Uᵀmu along z,
-    are not counted: where the mean is large, and images are small, directions of little variance get too little.
+    otherwise as much as gradients that do not go together would. ``padding`` adds E[d²] c_j² for the reads beside the
+    image, of which the old weight has gathered nothing.
     """
     groups = len(total)
     summed = grouped(moment, moment, groups).sum(2)  # (g, n/g, *kernel)
@@ -62,7 +79,34 @@ def second_moment_by_variances(
     spread = exact(variances, moment)
     spread = spread + FLOOR * spread.mean(1, keepdim=True)  # no step is divided by what only few samples say is nothing
     along = spread.reshape(groups, 1, -1, *[1] * (summed.dim() - 2))
-    return cast(((scatter / of_all.clamp_min(TINY)).unsqueeze(2) * along).flatten(0, 1), moment)
+    each = scatter / of_all.clamp_min(TINY)  # E[d²], times the share of reads on the image
+    found = each.unsqueeze(2) * along
+    if padding is not None:
+        inside = exact(padding.inside, moment)
+        squares = exact(padding.centre, moment).square().reshape(along.shape)
+        of_gradient = each.flatten(2).sum(2).reshape(*summed.shape[:2], *[1] * inside.dim()) / inside.sum()
+        found = found + (of_gradient * (1 - inside)).unsqueeze(2) * squares
+    return cast(found.flatten(0, 1), moment)
+
+
+def reads_inside(
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    pads: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+) -> Tensor:
+    """Return (*kernel): how much of what each tap of a convolution reads lies on images of this size.
+
+    >>> reads_inside([4], [3], [1], [(1, 1)], [1])
+    tensor([0.7500, 1.0000, 0.7500], dtype=torch.float64)
+    """
+    inside = torch.ones((), dtype=torch.float64)
+    for length, taps, step, (before, after), apart in zip(size, kernel, stride, pads, dilation, strict=True):
+        places = torch.arange(0, length + before + after - apart * (taps - 1), step)
+        read = places + apart * torch.arange(taps)[:, None] - before
+        inside = inside.unsqueeze(-1) * ((read >= 0) & (read < length)).double().mean(1)
+    return inside
 
 
 def unproject_first_moment(

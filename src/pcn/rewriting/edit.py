@@ -79,8 +79,15 @@ def _replacements(plan: Plan, layer: LayerPlan, old: nn.Module, new: PCModule, b
     kept = kept_inputs(plan, layer)
     carry = None
     if basis is not None:
-        transposed, centred = kind.out_dim == 1, layer.batch_normed
-        carry = carry_projected(new, basis, rows=index, kept=kept, transposed=transposed, centred=centred)
+        carry = carry_projected(
+            new,
+            basis,
+            rows=index,
+            kept=kept,
+            transposed=kind.out_dim == 1,
+            centred=layer.batch_normed,
+            positions=layer.in_positions,
+        )
     bias = old.bias if isinstance(old.bias, nn.Parameter) else None
     names = [*(["bias"] if bias is None else []), *(["basis", "mean"] if layer.train_basis else [])]
     gained = tuple((f"{layer.name}.{name}", getattr(new, name)) for name in names)

@@ -9,9 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from pcn.errors import PlanError
-from pcn.maths.moments import project_first_moment, second_moment_by_variances, unproject_first_moment
+from pcn.maths.moments import (
+    Padding,
+    project_first_moment,
+    reads_inside,
+    second_moment_by_variances,
+    unproject_first_moment,
+)
 from pcn.maths.products import project_outputs
 from pcn.nn import PCModule
+from pcn.nn.conv import PCConvNd
+from pcn.nn.functional import project_constant
 from pcn.rewriting.bases import Basis
 
 GRADIENT = "grad"
@@ -58,11 +66,18 @@ def carry_cut(dims: dict[int, tuple[int, ...]]) -> Carry:
 
 
 def carry_projected(
-    layer: PCModule, known: Basis, *, rows: Tensor | None, kept: Tensor | None, transposed: bool, centred: bool
+    layer: PCModule,
+    known: Basis,
+    *,
+    rows: Tensor | None,
+    kept: Tensor | None,
+    transposed: bool,
+    centred: bool,
+    positions: float | None,
 ) -> Carry:
     """Gradients and their running means go along exactly, running means of squares by variances (an estimate).
 
-    ``centred`` says that the gradients of an output sum up to zero over a batch.
+    ``centred`` says that the gradients of an output sum up to zero over a batch; ``positions`` are those of an input.
     """
     mean, basis, outputs, groups = layer.mean, layer.basis, layer.output_basis, layer.groups
 
@@ -73,12 +88,23 @@ def carry_projected(
             bias_value = None if bias_value is None else bias_value.index_select(0, rows.to(value.device))
         if entry in SECOND_MOMENTS:
             given = value, bias_value, known.mean, known.variances, known.total
-            value = second_moment_by_variances(*given, centred=centred)
+            value = second_moment_by_variances(*given, centred=centred, padding=_padding(layer, positions))
             return value if outputs is None else project_outputs(value, outputs**2, groups)
         value = project_first_moment(value, bias_value, mean, basis, kept, groups)
         return value if outputs is None else project_outputs(value, outputs, groups)
 
     return carry
+
+
+def _padding(layer: PCModule, positions: float | None) -> Padding | None:
+    """What a convolution reads beside its images, which are taken to be as wide as they are high."""
+    if not isinstance(layer, PCConvNd) or not layer.geometry.pads_with_zeros or positions is None or positions < 1:
+        return None
+    spatial = len(layer.kernel_size)
+    stride, pads, dilation, groups, _ = layer.geometry
+    size = [max(1, round(positions ** (1 / spatial)))] * spatial
+    centre = project_constant(layer.mean, layer.basis, groups).reshape(groups, -1)
+    return Padding(centre, reads_inside(size, layer.kernel_size, stride, pads, dilation))
 
 
 def carry_unprojected(layer: PCModule, place: Callable[[Tensor], Tensor]) -> Carry:
