@@ -91,9 +91,9 @@ def test_no_limit_is_exceeded_no_layer_gets_slower_without_need_and_the_same_mea
         if limits[unit] is not None:
             assert amount <= limits[unit] * amounts(measured.whole)[unit]
     question = Question.of(model, stats, budget, graph(), measured)
-    if question.dearer:
+    if question.allow_costlier:
         event("only with layers that get slower, or take more memory")
-        calmer = replace(question, dearer=False)
+        calmer = replace(question, allow_costlier=False)
         assert not fits(calmer.offers, calmer.room)
     elif step_ms is not None:
         for layer in plan.transformed:

@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 class Chain:
     """``batch norm [-> + s] [-> ReLU] [-> projection]``: what one pass computes after the statistics.
 
-    ``readers`` are the principal component layers that take the projection: all with the basis of the first. ``emit``
-    says that somebody needs the full width as well, ``pooled`` that it is only averaged, so that nobody keeps it for
-    backward. ``passed`` are the modules on the way, whose hooks want tensors,
-    and ``before`` those between the batch norm and a convolution of ours that it alone reads. ``place`` is the batch
-    norm's: the module that holds it, and its name there.
+    Hooks of the modules on the way (``passed``), and of those between the batch norm and a convolution of ours that
+    it alone reads (``before``), want tensors.
     """
 
     added: bool = False
     relu: bool = False
-    emit: bool = True
-    pooled: bool = False
+    emit: bool = True  # whether somebody needs the full width as well
+    pooled: bool = False  # whether the full width is only averaged, so that nobody keeps it for backward
+    # The principal component layers that take the projection, all with the basis of the first.
     readers: tuple[FusedLayer, ...] = field(default=(), repr=False)
     passed: tuple[nn.Module, ...] = field(default=(), repr=False)
     before: tuple[nn.Module, ...] = field(default=(), repr=False)
-    place: tuple[nn.Module | None, str] = field(default=(None, ""), repr=False)
+    place: tuple[nn.Module | None, str] = field(
+        default=(None, ""), repr=False
+    )  # who holds the batch norm, by which name
 
     @property
     def projects(self) -> bool:

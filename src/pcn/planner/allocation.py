@@ -16,7 +16,7 @@ from pcn.planner.units import UNITS, Costs, amounts
 from pcn.plans.table import shorten
 
 Offers = Mapping[str, list[Option]]
-_Bid = tuple[float, float, str, Option]  # what it does not buy per price and in all, and for which layer: one bid each
+_Bid = tuple[float, float, str, Option]  # negated: worth per price, worth; then the layer, which has one bid
 ROUNDS = 12  # in which the prices of several limits come into balance, by smaller and smaller steps
 STEEP, CALMER = 4.0, 0.75
 LEAST = "even with every layer at its lowest rank: the least would be"
@@ -179,8 +179,9 @@ def _greedy(offers: Offers, start: _Chosen, room: Room) -> _Chosen:
         _push(queue, _bid(name, chosen, offers[name], ladders[name]))
     while queue:
         *_, name, option = heapq.heappop(queue)
-        # What is left only shrinks: a bid that fits no more gives way to that layer's best one that does.
-        chosen.take(name, option)
+        if chosen.fits(name, option):
+            chosen.change(name, option)
+        # What is left only shrinks: where that did not fit any more, the layer bids again with the best that does.
         _push(queue, _bid(name, chosen, offers[name], ladders[name]))
     return chosen
 
@@ -207,12 +208,8 @@ class _Chosen:
         """Whether there is room for another option of a layer."""
         return self.room.holds(self.costs_with(name, option))
 
-    def take(self, name: str, option: Option) -> None:
-        """Choose another option for a layer, if that fits."""
-        if self.fits(name, option):
-            self.change(name, option)
-
     def change(self, name: str, option: Option) -> None:
+        """Choose another option for a layer."""
         self.costs, self.options[name] = self.costs_with(name, option), option
 
     def costs_with(self, name: str, option: Option) -> Costs:

@@ -35,14 +35,14 @@ def forms(
     *,
     two_sided: bool,
     only_smaller: bool,
-    dearer: bool,
+    allow_costlier: bool,
     floor: float = 0.0,
 ) -> Iterator[Option]:
     """Yield the layer as it is, and its forms in steps of rank; with ``only_smaller`` none that is larger or slower.
 
     A form that takes more time, or memory, than the layer takes now, where that was measured for a budget of it, is one
-    only with ``dearer``. Every form keeps a share of its directions of at least the ``floor``. A layer that has lost
-    inputs always reads what is left along directions, which can stand for some of the lost.
+    only with ``allow_costlier``. Every form keeps a share of its directions of at least the ``floor``. A layer that has
+    lost inputs always reads what is left along directions, which can stand for some of the lost.
     """
     whole = prices.before(layer)
     if layer.kept_inputs == layer.in_features:
@@ -54,7 +54,7 @@ def forms(
             if only_smaller and (planned.is_slower or planned.is_larger):
                 continue
             costs = prices.after(planned)
-            if dearer or not any(UNITS[unit].measured and costs[unit] > whole[unit] for unit in costs):
+            if allow_costlier or not any(UNITS[unit].measured and costs[unit] > whole[unit] for unit in costs):
                 yield Option(rank, trained, costs)
 
 

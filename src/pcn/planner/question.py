@@ -49,7 +49,7 @@ class Question:
     names: tuple[str, ...]
     prices: Prices
     frozen: tuple[str, ...] = ()  # layers that could change if they were not
-    dearer: bool = False  # whether forms that take more time, or memory, than the layer now are on offer too
+    allow_costlier: bool = False  # whether forms that take more time, or memory, than the layer now are on offer too
 
     @classmethod
     def of(
@@ -93,7 +93,7 @@ class Question:
         held = tuple(p.name for p in whole.transformed if p.frozen)
         question = cls(model, budget, plan, tuple(layers), prices, held)
         if measured is not None and not fits(question.offers, question.room):
-            question = replace(question, dearer=True)
+            question = replace(question, allow_costlier=True)
         check_some_fit(question.offers, question.room)
         return question
 
@@ -109,13 +109,13 @@ class Question:
     def _forms(self, layer: LayerPlan) -> list[Option]:
         both, smaller = on_both_sides(layer, self.budget), self.budget.config.skip_larger
 
-        def found(only_smaller: bool, dearer: bool) -> list[Option]:
+        def found(only_smaller: bool, allow_costlier: bool) -> list[Option]:
             step, floor = self.budget.rank_step, self.budget.floor
-            how = {"two_sided": both, "only_smaller": only_smaller, "dearer": dearer}
+            how = {"two_sided": both, "only_smaller": only_smaller, "allow_costlier": allow_costlier}
             return list(forms(layer, step, self.prices, floor=floor, **how))
 
         # Where a rule by name takes inputs away, the layer has to have some basis.
-        return found(smaller, self.dearer) or ([] if self.budget.drop_channels else found(False, True))
+        return found(smaller, self.allow_costlier) or ([] if self.budget.drop_channels else found(False, True))
 
     @cached_property
     def room(self) -> Room:

@@ -19,7 +19,7 @@ class Reading:
 
     vectors: Tensor  # (g, w, r)
     variances: Tensor  # (g, r), of the coordinates
-    counted: Tensor  # (g, w): what an input counts as on the average that will count as 0 when it is gone
+    counted: Tensor  # (g, w): the mean that is lost with an input; 0 where the order keeps it
     gram: Tensor  # (g, r, r): Σ_k (W_k U)ᵀ W_k U
 
     @classmethod

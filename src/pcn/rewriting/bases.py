@@ -113,7 +113,7 @@ def _gram(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Tensor:
     if layer.basis == "response":
         return directions.response_gram(by_group(_weight(layer, model).double(), layer.groups))
     raise PlanError(
-        f"{layer.name!r} has the basis {layer.basis!r} in the plan, of which nobody knows the directions: give one of "
+        f"{layer.name!r} has the basis {layer.basis!r} in the plan, which is unknown: give one of "
         f"{', '.join(get_args(BasisKind))}"
     )
 

@@ -83,7 +83,7 @@ def preconditioned(found: Directions, power: float) -> Directions:
 
 
 def left_of(found: Directions, kept: Tensor) -> Tensor:
-    """About the variances (g, r) of coordinates that only read the ``kept`` inputs (g, k): by their directions' shares.
+    """Approximate the variances (g, r) of coordinates that only read the ``kept`` inputs (g, k), by directions' shares.
 
     >>> one = torch.eye(2)[None]
     >>> left_of(Directions(one, one, torch.tensor([[4.0, 1.0]])), torch.tensor([[1]]))
