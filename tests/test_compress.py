@@ -220,3 +220,29 @@ def test_an_averaged_copy_follows_and_what_cannot_is_refused_when_strict() -> No
     optimizer = torch.optim.RMSprop(other.parameters(), 0.01)
     with pytest.raises(pcn.PlanError, match="RMSprop is not"):
         pcn.compress_(other, [x], pcn.PCNConfig(rank=0.5), optimizer=optimizer, strict=True)
+
+
+class OneByOne(nn.Module):
+    """Hands its samples to its layers by torch.vmap, or all at once."""
+
+    def __init__(self, mapped: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mapped = mapped
+        self.conv, self.first, self.last = nn.Conv2d(3, 16, 3), nn.Linear(64, 64), nn.Linear(64, 5)
+
+    def one(self, x: Tensor) -> Tensor:
+        images = self.conv(x).relu().amax(-1)
+        return self.last(self.first(images.flatten(-2)).relu())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(self.one)(x) if self.mapped else self.one(x)
+
+
+def test_layers_inside_vmap_are_measured_over_all_samples() -> None:
+    x = torch.randn(100, 3, 6, 6)
+    models = [OneByOne(mapped) for mapped in (True, False)]
+    for model in models:
+        pcn.compress_(model, x.split(50), params=0.6)
+    torch.testing.assert_close(models[0](x), models[1](x))
+    assert isinstance(models[0].first, PCLinear)

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 Change = Callable[[Tensor], Tensor]
@@ -31,6 +32,20 @@ def _hook(change: Change) -> Callable[..., Arguments]:
         return args, {**kwargs, first: change(kwargs[first])}
 
     return hook
+
+
+def over_samples(x: Tensor) -> Tensor:
+    """What a layer reads in all samples, also where ``torch.vmap`` hands it one after another, so to speak.
+
+    >>> seen = []
+    >>> _ = torch.vmap(lambda row: seen.append(over_samples(row).shape) or row)(torch.ones(5, 3))
+    >>> seen
+    [torch.Size([5, 3])]
+    """
+    functorch = torch._C._functorch
+    while functorch.is_batchedtensor(x):
+        x = functorch.get_unwrapped(x).movedim(functorch.maybe_get_bdim(x), 0)
+    return x
 
 
 def as_vectors(x: Tensor, spatial: int, groups: int) -> Tensor:

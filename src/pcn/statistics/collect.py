@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pcn.errors import StatisticsError
 from pcn.layers import LayerType, canonical_weight, groups_of, in_width, layer_type
+from pcn.running.inputs import over_samples
 from pcn.running.seeded import generator
 from pcn.statistics import forms
 from pcn.statistics.blocks import as_block, pooled
@@ -119,6 +120,7 @@ class Collector:
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = args[0] if args else next(iter(kwargs.values()), None)
+            x = over_samples(x) if isinstance(x, Tensor) else None
             if not isinstance(x, Tensor) or x.dim() <= kind.spatial or x.shape[kind.channel_dim] != width:
                 return  # the layer itself will say what is wrong
             if x.numel():
