@@ -14,6 +14,7 @@ from pcn.fusion.switch import everywhere
 from pcn.training import Settings
 
 
+@pytest.mark.slow
 def test_stock_runs_are_equal_and_the_fused_one_is_near(
     tiny_parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

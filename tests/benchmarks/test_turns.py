@@ -87,6 +87,7 @@ def test_nobody_is_disturbed_and_whoever_fails_costs_no_other(tmp_path: Path) ->
     assert [text for text in failed if text.startswith("c: stopped after")]
 
 
+@pytest.mark.slow
 def test_nothing_goes_on_after_the_end_of_the_time(tmp_path: Path) -> None:
     from turns import in_turns
 
@@ -94,6 +95,7 @@ def test_nothing_goes_on_after_the_end_of_the_time(tmp_path: Path) -> None:
     assert reports[-1][1]["failed"].startswith("a: stopped after")
 
 
+@pytest.mark.slow
 def test_what_hangs_leaves_time_for_those_that_wait(tmp_path: Path) -> None:
     from turns import in_turns
 
