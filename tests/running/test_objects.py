@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pcn
 from pcn.running.example import Example
-from pcn.running.trees import copied, tensors_in
+from pcn.running.trees import fresh_copy, tensors_in
 
 
 class Graph:
@@ -148,7 +148,7 @@ def test_a_model_that_takes_gradients_itself_is_called_with_them(wish: Any) -> N
 
 def test_copies_share_no_container_and_no_tensor() -> None:
     given = {"a": [torch.ones(2)], "b": UserDict(c=torch.ones(3)), "d": Graph(torch.ones(4))}
-    new = copied(given)
+    new = fresh_copy(given)
     assert [tensor.shape for tensor in tensors_in(new)] == [(2,), (3,), (4,)]
     new["a"].append(0)
     new["a"][0].zero_()
@@ -157,3 +157,10 @@ def test_copies_share_no_container_and_no_tensor() -> None:
     assert len(given["a"]) == 1
     assert all(tensor.all() for tensor in tensors_in(given))
     assert new["d"] is given["d"]  # what nobody knows how to copy
+
+
+def test_objects_that_hold_one_another_are_looked_at_once() -> None:
+    crowd = [Graph(torch.ones(1)) for _ in range(30)]
+    for each in crowd:
+        each.all, each.code, each.function = crowd, torch, torch.ones  # type: ignore[attr-defined]
+    assert len(tensors_in(crowd[0])) == 30

@@ -1,7 +1,7 @@
 """Numbers of channels that a GPU is fast with: zeros make up what is missing.
 
-Products of 16-bit numbers take eights. Convolutions of several taps want more: those of 40 or 56 channels take half as
-long again as those of 64, which multiply more (docs/performance.md).
+Products of 16-bit numbers take eights. Convolutions of several taps want more: those of 40 or 56 channels take 1.4
+times as long as those of 64, which multiply more (docs/performance.md).
 """
 
 from __future__ import annotations

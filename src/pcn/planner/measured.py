@@ -12,7 +12,7 @@ from pcn.costs.usage import Expected, Usage
 from pcn.errors import ConfigError, FileError, suggest
 from pcn.plans.plan import Plan
 
-Ranks = tuple[int, int | None]  # rank and output rank (None: all outputs are trained)
+RankPair = tuple[int, int | None]  # rank and output rank (None: all outputs are trained)
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class LayerUsage:
     """What one layer takes: ``whole`` as it is, and in the forms that were tried, a grid of ranks and output ranks."""
 
     whole: Usage
-    tried: Mapping[Ranks, Usage] = field(default_factory=dict)
+    tried: Mapping[RankPair, Usage] = field(default_factory=dict)
 
     def at(self, rank: int | None, output_rank: int | None = None) -> Usage:
         """What it takes at any rank, between those that were tried; below the lowest, as much as there.
@@ -31,7 +31,7 @@ class LayerUsage:
         """
         if rank is None:
             return self.whole
-        corners: list[tuple[Ranks, int]]
+        corners: list[tuple[RankPair, int]]
         if output_rank is None:
             ranks = sorted(r for r, s in self.tried if s is None)
             corners = [((r, None), weight) for r, weight in _around(ranks, rank)]

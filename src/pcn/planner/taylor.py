@@ -15,7 +15,7 @@ from pcn.planner.values import Values, added_up, eigenpairs_of, forward_of
 from pcn.running.example import Example
 from pcn.running.gradients import Loss, Reads, predicted_losses
 from pcn.running.inputs import as_vectors
-from pcn.running.trees import copied
+from pcn.running.trees import fresh_copy
 from pcn.running.untouched import untouched
 from pcn.statistics import Statistics
 
@@ -48,7 +48,7 @@ class Taylor:
                     continue
                 reads = Reads(model, sums, example.samples)
                 with reads.watching():
-                    value = loss(model, copied(batch))
+                    value = loss(model, fresh_copy(batch))
                 for name, x, gradient in reads.gradients(value):
                     sums[name].add(x, gradient)
                 samples += reads.samples

@@ -17,7 +17,7 @@ from pcn.errors import ConfigError
 from pcn.layers import canonical_weight, groups_of, in_width, layout_of, out_width
 from pcn.nn.build import empty_like
 from pcn.planner.budget import Budget
-from pcn.planner.measured import LayerUsage, Ranks
+from pcn.planner.measured import LayerUsage, RankPair
 from pcn.planner.optimizer_state import numbers_kept
 
 
@@ -41,7 +41,7 @@ class Trials:
 
     def __init__(self, config: PCNConfig, step: int, state: int, two_sided: bool, times: bool) -> None:
         self.config, self.step, self.state, self.two_sided, self.times = config, step, state, two_sided, times
-        self._known: dict[tuple[Any, ...], dict[Ranks | None, _Trial]] = {}
+        self._known: dict[tuple[Any, ...], dict[RankPair | None, _Trial]] = {}
 
     @classmethod
     def of(cls, budget: Budget | None, times: bool) -> Trials:
@@ -56,7 +56,7 @@ class Trials:
         """What a layer takes in all of its calls."""
         only = kept.only_for(name)
         whole = bytes_of_tensors(layer, self.state) + Usage(activations_bytes=sum(only.values()))
-        tried: dict[Ranks, Usage] = {}
+        tried: dict[RankPair, Usage] = {}
         for number, read in enumerate(kept.reads[name]):
             for form, trial in self._forms(layer, read).items():
                 own = Usage(activations_bytes=only.get(read.key, 0)) if trial.keeps_input else Usage()
@@ -68,18 +68,18 @@ class Trials:
                     tried[form] = tried[form] + again if number else spent
         return LayerUsage(whole, tried)
 
-    def _forms(self, layer: nn.Module, read: Read) -> dict[Ranks | None, _Trial]:
+    def _forms(self, layer: nn.Module, read: Read) -> dict[RankPair | None, _Trial]:
         weight = canonical_weight(layer)
         sizes = (str(layer), replace(read, key=0), weight.dtype, layout_of(weight), weight.requires_grad)
         if sizes not in self._known:
             like = read.like()
-            trials: dict[Ranks | None, _Trial] = {None: self._try(layer, like)}
+            trials: dict[RankPair | None, _Trial] = {None: self._try(layer, like)}
             for rank, outputs in self._grid(layer):
                 trials[rank, outputs] = self._try(self._part(layer, rank, outputs), like)
             self._known[sizes] = _rising(trials)
         return self._known[sizes]
 
-    def _grid(self, layer: nn.Module) -> Iterable[Ranks]:
+    def _grid(self, layer: nn.Module) -> Iterable[RankPair]:
         groups = groups_of(layer)
         outputs = doubling(self.step, out_width(layer) // groups, times=4) if self.two_sided else []
         for rank in doubling(self.step, in_width(layer) // groups):
@@ -118,10 +118,10 @@ def doubling(first: int, last: int, times: int = 2) -> list[int]:
     return found
 
 
-def _rising(trials: dict[Ranks | None, _Trial]) -> dict[Ranks | None, _Trial]:
+def _rising(trials: dict[RankPair | None, _Trial]) -> dict[RankPair | None, _Trial]:
     """Have no form take less time than one of lower ranks: what measures so is chance, or nothing to rely on."""
 
-    def below(form: Ranks, other: Ranks) -> bool:
+    def below(form: RankPair, other: RankPair) -> bool:
         if (form[1] is None) != (other[1] is None):
             return False
         return other[0] <= form[0] and (form[1] is None or other[1] is None or other[1] <= form[1])

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from pcn.errors import ConfigError
 from pcn.layers import unwrap
-from pcn.running.trees import as_containers, copied, tensors_in
+from pcn.running.trees import as_containers, fresh_copy, tensors_in
 from pcn.warn import warn
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -163,11 +163,11 @@ class Example:
 
     def copied(self) -> Example:
         """The same call with containers and tensors of its own."""
-        return self.with_inputs(copied(self.inputs))
+        return self.with_inputs(fresh_copy(self.inputs))
 
     def run(self, model: nn.Module) -> Any:
         """Run the model on these very tensors: for those who trace or measure what it does to them."""
-        inputs = copied(self.inputs, tensors=False)
+        inputs = fresh_copy(self.inputs, tensors=False)
         if self.forward is not None:
             return self.forward(model, inputs)
         if isinstance(inputs, dict):

@@ -46,13 +46,11 @@ def without_gradients(error: Exception) -> str:
     >>> without_gradients(RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn"))[:40]
     'it was run without gradients: where its '
     """
+    if "does not require grad" not in str(error):
+        return ""
     return (
-        ""
-        if "does not require grad" not in str(error)
-        else (
-            "it was run without gradients: where its own code takes some, give a forward= that calls it inside "
-            "torch.enable_grad()"
-        )
+        "it was run without gradients: where its own code takes some, give a forward= that calls it inside "
+        "torch.enable_grad()"
     )
 
 

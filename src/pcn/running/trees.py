@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, MutableMapping
 from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
+
+CODE = (nn.Module, type, ModuleType, FunctionType, MethodType)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -21,22 +24,23 @@ def tensors_in(value: Any) -> list[Tensor]:
     >>> [tuple(tensor.shape) for tensor in tensors_in({"graph": Graph(), "more": [torch.ones(1)]})]
     [(3, 2), (1,)]
     """
-    return list(_tensors(value, ()))
+    return list(_tensors(value, {}))
 
 
-def _tensors(value: Any, around: tuple[Any, ...]) -> Iterator[Tensor]:
+def _tensors(value: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
             yield leaf
-        elif not any(leaf is each for each in around):  # an object may hold one that holds it
-            yield from _tensors(_held_by(leaf), (*around, leaf))
+        elif id(leaf) not in seen:  # objects may hold one another
+            seen[id(leaf)] = leaf
+            yield from _tensors(_held_by(leaf), seen)
 
 
 def _held_by(leaf: Any) -> list[Any]:
-    """What an object holds that no container is; models and classes are nothing that a batch would be made of."""
+    """What an object holds that no container is; models and code are nothing that a batch would be made of."""
     if isinstance(leaf, Mapping):
         return list(leaf.values())
-    return [] if isinstance(leaf, nn.Module | type) else list(getattr(leaf, "__dict__", {}).values())
+    return [] if isinstance(leaf, CODE) else list(getattr(leaf, "__dict__", {}).values())
 
 
 def as_containers(value: Any) -> Any:
@@ -45,11 +49,11 @@ def as_containers(value: Any) -> Any:
     return value if all(isinstance(leaf, plain) for leaf in tree_leaves(value)) else tensors_in(value)
 
 
-def copied(value: Any, tensors: bool = True) -> Any:
+def fresh_copy(value: Any, tensors: bool = True) -> Any:
     """The same in containers of its own, and with ``tensors`` of its own: whoever is given it may change them.
 
     >>> given = {"x": [1, 2]}
-    >>> copied(given)["x"].pop(), given
+    >>> fresh_copy(given)["x"].pop(), given
     (2, {'x': [1, 2]})
     """
     return tree_map(partial(_copied, tensors=tensors), value)
@@ -61,5 +65,5 @@ def _copied(leaf: Any, tensors: bool) -> Any:
     if not isinstance(leaf, MutableMapping):
         return leaf
     new = copy.copy(leaf)  # a mapping that pytrees do not know
-    new.update({key: copied(each, tensors) for key, each in leaf.items()})
+    new.update({key: fresh_copy(each, tensors) for key, each in leaf.items()})
     return new

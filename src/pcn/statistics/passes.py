@@ -15,7 +15,7 @@ from pcn.errors import ConfigError, StatisticsError
 from pcn.running.example import Example, Forward, device_of
 from pcn.running.failures import saying_which
 from pcn.running.gradients import Loss, Reads
-from pcn.running.trees import copied
+from pcn.running.trees import fresh_copy
 from pcn.statistics.collect import Collector
 from pcn.statistics.over_processes import add_up_, share_test_vectors_
 from pcn.statistics.sketch import Sketch
@@ -75,7 +75,7 @@ class Passes:
     def _differentiate(self, collector: Collector, loss: Loss, batch: Any, samples: int) -> None:
         reads = Reads(self.model, collector.differentiable, samples)
         with collector.watching(), reads.watching():
-            value = loss(self.model, copied(batch))
+            value = loss(self.model, fresh_copy(batch))
         # The collector does not watch the way back, where a model with checkpoints calls its layers again.
         for name, _, gradient in reads.gradients(value):
             collector.take_gradient(name, gradient)
