@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from peers.late_changes import BasisTrainedFirst, DecayedDense, Renewed, Rewhitened, SizedByWeights, TwoCuts
+from peers.patches import PatchSwitch
 
 NARROW_FLOPS = 326_830_592  # per sample, of the narrower network with as many parameters
 UNSWITCHED = {"switch_at": "never"}
@@ -64,6 +65,10 @@ ARMS: dict[str, dict[str, Any]] = {
         **TUNED,
         "switch": partial(Renewed, every=2, until=8, share=0.25),
     },
+    "tuned, patches": {**TUNED, "switch": PatchSwitch},
+    "tuned, patches, even shares": {**TUNED, "switch": partial(PatchSwitch, even=True)},
+    "tuned, separable patches": {**TUNED, "switch": partial(PatchSwitch, separable=True)},
+    "tuned, separable patches, even shares": {**TUNED, "switch": partial(PatchSwitch, separable=True, even=True)},
     "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
     "narrow, precondition 1": {**PLAIN, **AS_TRAINED, **FULL_RANK},  # what preconditioning gains without PCA's cut
     "paper's ranks": {"params": None, "pcn": "wide_resnet20-pcn1"},
@@ -210,4 +215,21 @@ BASES = (  # is it the bases, found early and fixed, that hold it back, or what 
     "tuned, batch statistics, precondition 1, floor 3/16, switch after 8",
     "tuned, batch statistics, precondition 1, switch after 8",
 )
-GROUPS = {"promising": PROMISING, "finalists": FINALISTS, "rates": RATES, "late": LATE, "bases": BASES}
+PATCHES = (  # is it better spent on directions of whole patches than of channels?
+    "narrow, tuned",
+    "tuned, batch statistics, precondition 1",
+    "tuned, patches",
+    "tuned, patches, even shares",
+    "tuned, separable patches",
+    "tuned, separable patches, even shares",
+    "tuned, batch statistics, precondition 1, basis trained",
+    "tuned, batch statistics, precondition 1, floor 3/16",
+)
+GROUPS = {
+    "promising": PROMISING,
+    "finalists": FINALISTS,
+    "rates": RATES,
+    "late": LATE,
+    "bases": BASES,
+    "patches": PATCHES,
+}
