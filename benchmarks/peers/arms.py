@@ -69,6 +69,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "tuned, patches, even shares": {**TUNED, "switch": partial(PatchSwitch, even=True)},
     "tuned, separable patches": {**TUNED, "switch": partial(PatchSwitch, separable=True)},
     "tuned, separable patches, even shares": {**TUNED, "switch": partial(PatchSwitch, separable=True, even=True)},
+    "tuned, patches of 3 positions": {**TUNED, "switch": partial(PatchSwitch, positions=3)},
+    "tuned, patches of 4 positions": {**TUNED, "switch": partial(PatchSwitch, positions=4)},
+    "tuned, patches of 6 positions": {**TUNED, "switch": partial(PatchSwitch, positions=6)},
+    "tuned, patches of 4 positions, floor 3/16": {
+        **TUNED,
+        "switch": partial(PatchSwitch, positions=4, floor=0.1875),
+    },
     "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
     "narrow, precondition 1": {**PLAIN, **AS_TRAINED, **FULL_RANK},  # what preconditioning gains without PCA's cut
     "paper's ranks": {"params": None, "pcn": "wide_resnet20-pcn1"},
@@ -222,6 +229,10 @@ PATCHES = (  # is it better spent on directions of whole patches than of channel
     "tuned, patches, even shares",
     "tuned, separable patches",
     "tuned, separable patches, even shares",
+    "tuned, patches of 3 positions",
+    "tuned, patches of 4 positions",
+    "tuned, patches of 6 positions",
+    "tuned, patches of 4 positions, floor 3/16",
     "tuned, batch statistics, precondition 1, basis trained",
     "tuned, batch statistics, precondition 1, floor 3/16",
 )

@@ -60,15 +60,25 @@ class Found:
 class PatchSwitch(PeerSwitch):
     """Trains every inner convolution along the patches' directions of most worth for their price.
 
-    ``separable`` directions are a principal direction of channels times one of its kernel positions. Every layer gets
-    the ``floor``, a share of its directions; ``even`` gives all the same share.
+    ``separable`` directions are a principal direction of channels times one of its kernel positions; with
+    ``positions`` every direction of channels that is read has so many of these. Every layer gets the ``floor``, a share
+    of its directions; ``even`` gives all the same share.
     """
 
-    def __init__(self, trainer: Trainer, *, separable: bool = False, floor: float = 0.0625, even: bool = False) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        separable: bool = False,
+        positions: int | None = None,
+        floor: float = 0.0625,
+        even: bool = False,
+    ) -> None:
         target = trainer.settings.params
         assert isinstance(target, int)
         super().__init__(trainer, target)
-        self.separable, self.floor, self.even = separable, floor, even
+        self.separable, self.floor, self.even = separable or positions is not None, floor, even
+        self.positions = positions
 
     def cut_(self, batches: Batches) -> dict[str, Any]:
         layers = {name: layer for name, layer in inner_layers(self.model) if isinstance(layer, nn.Conv2d)}
@@ -78,7 +88,15 @@ class PatchSwitch(PeerSwitch):
         }
         room = self.target - count(self.model).trainable + sum(each.weight.numel() for each in layers.values())
         prices = {name: layer.weight.shape[0] for name, layer in layers.items()}
-        chosen = choose({name: each.worth for name, each in found.items()}, prices, room, self.floor, even=self.even)
+        together = {name: _together(each, self.positions) for name, each in found.items()}
+        taken = choose(
+            {name: found[name].worth[each].sum(1) for name, each in together.items()},
+            {name: prices[name] * each.shape[1] for name, each in together.items()},
+            room,
+            self.floor,
+            even=self.even,
+        )
+        chosen = {name: together[name][which].flatten() for name, which in taken.items()}
         for name, which in chosen.items():
             put_(self.model, name, found[name], which, self.optimizer)
         ranks = {name: len(which) for name, which in chosen.items()}
@@ -90,6 +108,16 @@ class PatchSwitch(PeerSwitch):
         for name, rank in what["ranks"].items():
             layer = self.model.get_submodule(name)
             _replace_(self.model, name, layer, PatchConv2d(layer, rank), self.optimizer)
+
+
+def _together(found: Found, positions: int | None) -> Tensor:
+    """The directions that are taken together or not at all, (number of those, as many as each has)."""
+    every = torch.arange(len(found.worth), device=found.worth.device)
+    if positions is None or found.channel is None:
+        return every[:, None]
+    of_channel = every.view(int(found.channel[-1]) + 1, -1)
+    best = found.worth[of_channel].argsort(dim=1, descending=True, stable=True)[:, :positions]
+    return of_channel.gather(1, best)
 
 
 def _told(found: Found, which: Tensor) -> dict[str, float]:
