@@ -17,7 +17,7 @@ from pcn.fusion import fuse_
 from pcn.fusion.layers import Form
 from pcn.fusion.switch import everywhere as fused_everywhere
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, eights
-from pcn.nn.eights import in_eights, wanted
+from pcn.nn.eights import cut, in_eights, wanted
 from pcn.nn.functional import CONVOLUTIONS
 
 SIZES = st.integers(1, 20)
@@ -205,3 +205,17 @@ def test_a_gpu_takes_eights(layout: torch.memory_format) -> None:
     found = grown(layer.bfloat16().cuda(), x.cuda(), False)
     for one, another in zip(found, expected, strict=True):
         torch.testing.assert_close(one.cpu().double(), another, rtol=2e-2, atol=2e-2 * float(another.abs().max()))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_what_is_cut_and_its_gradient_keep_the_layout(layout: torch.memory_format) -> None:
+    """A convolution's backward pass copies a gradient of another layout before it begins."""
+    y = torch.randn(2, 64, 4, 4).contiguous(memory_format=layout).requires_grad_()
+    left = cut(y, 1, 50)
+    gradient = torch.randn(2, 50, 4, 4).contiguous(memory_format=layout)
+    (found,) = torch.autograd.grad(left, y, gradient)
+    assert left.is_contiguous(memory_format=layout)
+    assert found.is_contiguous(memory_format=layout)
+    assert torch.equal(left, y[:, :50])
+    assert torch.equal(found[:, :50], gradient)
+    assert not found[:, 50:].any()

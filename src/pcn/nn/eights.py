@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pcn.layers import layout_of
-
 EIGHT = 8
 CONVOLVED, MANY = 32, 128  # the step of a convolution's channels, from more than two eights up to so many
 DEVICES = {"cuda"}  # where it counts
@@ -70,9 +68,12 @@ def filled(tensor: Tensor, dim: int, size: int) -> Tensor:
 def cut(y: Tensor, dim: int, size: int) -> Tensor:
     """Leave out what was made up, dense and in the same layout: whoever reads it may want to view it.
 
+    The gradient has y's layout too, that of a slice would not: a convolution's backward pass would copy it first.
+
     >>> cut(torch.ones(2, 8, 3), 1, 5).is_contiguous()
     True
     """
     if y.shape[dim] == size:
         return y
-    return y.narrow(dim, 0, size).contiguous(memory_format=layout_of(y))
+    behind = y.dim() - 1 - dim % y.dim()
+    return F.pad(y, [0, 0] * behind + [0, size - y.shape[dim]])
