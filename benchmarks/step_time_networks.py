@@ -15,6 +15,7 @@ import pcn
 from pcn import models
 from pcn.config import LayerRule
 from pcn.models.cifar_resnet import CIFARResNet, wide_resnet20
+from pcn.models.conv4 import conv4
 from pcn.models.imagenet_resnet import wide_resnet50
 from pcn.models.vgg import vgg19
 from pcn.training.compiling import blocks
@@ -103,8 +104,8 @@ IN_ORDER = [  # the most important first
         IMAGENET, (256,), 64,
     ),
     Network("vgg19-pcn", "vgg19", vgg19, partial(vgg19, 32), _paper("vgg19-pcn"), IMAGENET, (256,)),
-    Network("conv4-pcn", "conv4", partial(models.build, "conv4"), None, _paper("conv4-pcn")),
-    Network("conv4-pcn-in-eights", "conv4", partial(models.build, "conv4"), None, in_eights(_paper("conv4-pcn"))),
+    Network("conv4-pcn", "conv4", conv4, partial(conv4, width=32), _paper("conv4-pcn")),
+    Network("conv4-pcn-in-eights", "conv4", conv4, partial(conv4, width=32), in_eights(_paper("conv4-pcn"))),
     Network("wide_mlp-pcn", "wide_mlp", wide_mlp, partial(wide_mlp, 4096), MLP_PCN, ROWS),
 ]  # fmt: skip
 NETWORKS = {network.name: network for network in IN_ORDER}

@@ -9,17 +9,20 @@ from pcn.models.initialise import glorot_uniform_
 
 
 class Conv4(nn.Module):
-    """64, 64, pool, 128, 128, pool, 256, 256, classes: 3x3 convolutions with zero padding on 32x32 images."""
+    """64, 64, pool, 128, 128, pool, 256, 256, classes: 3x3 convolutions with zero padding on 32x32 images.
 
-    def __init__(self, classes: int = 10) -> None:
+    Another ``width`` than 64 scales all of them.
+    """
+
+    def __init__(self, classes: int = 10, width: int = 64) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 3, padding=1)
-        self.conv2 = nn.Conv2d(64, 64, 3, padding=1)
-        self.conv3 = nn.Conv2d(64, 128, 3, padding=1)
-        self.conv4 = nn.Conv2d(128, 128, 3, padding=1)
-        self.fc1 = nn.Linear(128 * 8 * 8, 256)
-        self.fc2 = nn.Linear(256, 256)
-        self.output = nn.Linear(256, classes)
+        self.conv1 = nn.Conv2d(3, width, 3, padding=1)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        self.conv3 = nn.Conv2d(width, 2 * width, 3, padding=1)
+        self.conv4 = nn.Conv2d(2 * width, 2 * width, 3, padding=1)
+        self.fc1 = nn.Linear(2 * width * 8 * 8, 4 * width)
+        self.fc2 = nn.Linear(4 * width, 4 * width)
+        self.output = nn.Linear(4 * width, classes)
         glorot_uniform_(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -32,10 +35,10 @@ class Conv4(nn.Module):
         return self.output(x)  # type: ignore[no-any-return]
 
 
-def conv4(classes: int = 10) -> Conv4:
+def conv4(classes: int = 10, width: int = 64) -> Conv4:
     """Build Conv4.
 
-    >>> conv4().fc1
-    Linear(in_features=8192, out_features=256, bias=True)
+    >>> conv4().fc1, conv4(width=32).fc1
+    (Linear(in_features=8192, out_features=256, bias=True), Linear(in_features=4096, out_features=128, bias=True))
     """
-    return Conv4(classes)
+    return Conv4(classes, width)
