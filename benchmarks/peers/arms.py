@@ -76,6 +76,8 @@ ARMS: dict[str, dict[str, Any]] = {
         **TUNED,
         "switch": partial(PatchSwitch, positions=4, floor=0.1875),
     },
+    "tuned, batch statistics, precondition 1, kernel rank 4": {**AS_TRAINED, **TUNED, "kernel_rank": 4},
+    "tuned, batch statistics, precondition 1, kernel rank 6": {**AS_TRAINED, **TUNED, "kernel_rank": 6},
     "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
     "narrow, precondition 1": {**PLAIN, **AS_TRAINED, **FULL_RANK},  # what preconditioning gains without PCA's cut
     "paper's ranks": {"params": None, "pcn": "wide_resnet20-pcn1"},

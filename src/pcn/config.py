@@ -45,10 +45,11 @@ def _check_keep_outputs(keep: KeepOutputs) -> None:
 class LayerRule:
     """What to do with the layers that a name or a glob matches; ``None`` leaves that side of the layer alone.
 
-    A rule that only says how (``order``, ``precondition``) leaves the sizes to the configuration or the budget.
+    A rule that only says how (``order``, ``precondition``, ``kernel_rank``) leaves the sizes to the configuration or
+    the budget.
 
     >>> LayerRule(rank=50, keep_outputs=90)
-    LayerRule(rank=50, keep_outputs=90, order=None, output_rank=None, precondition=None)
+    LayerRule(rank=50, keep_outputs=90, order=None, output_rank=None, precondition=None, kernel_rank=None)
     """
 
     rank: Rank | None = None
@@ -56,6 +57,7 @@ class LayerRule:
     order: Order | None = None
     output_rank: int | float | None = None  # outputs that are trained, behind a frozen basis that expands them
     precondition: float | None = None  # 0 to 1, in place of the configuration's
+    kernel_rank: int | None = None  # in place of the configuration's
 
     def __post_init__(self) -> None:
         if self.rank is not None:
@@ -72,11 +74,14 @@ class LayerRule:
             )
         if not (self.precondition is None or (is_number(self.precondition) and 0 <= self.precondition <= 1)):
             raise ConfigError(f"precondition={self.precondition!r}: give a number from 0 (not at all) to 1 (fully)")
+        if self.kernel_rank is not None and (type(self.kernel_rank) is not int or self.kernel_rank < 1):
+            raise ConfigError(f"kernel_rank={self.kernel_rank!r}: give a whole number of at least 1")
 
     @property
     def only_says_how(self) -> bool:
         """Whether sizes are left to others."""
-        return (self.rank is None and self.keep_outputs is None) and (self.order, self.precondition) != (None, None)
+        how = (self.order, self.precondition, self.kernel_rank)
+        return self.rank is None and self.keep_outputs is None and how != (None, None, None)
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ class PCNConfig:
     exclude: tuple[str, ...] = ()
     order: Order = "truncate_first"
     output_rank: int | float | None = None  # the same from the other side: outputs that are trained and then expanded
+    kernel_rank: int | None = None  # patterns of a convolution's taps in which each direction is read; None: every tap
     basis: BasisKind = "pca"  # "response": best for the layer's output; "balanced": for the loss; "random": a control
     # 0 to 1: how far directions get the same variance; None: 0, but 1 within a budget where a batch norm follows
     precondition: float | None = None
@@ -109,7 +115,7 @@ class PCNConfig:
         if not isinstance(self.exclude, Iterable):
             raise ConfigError(f"exclude={self.exclude!r}: give layer names or globs, such as ['features.*']")
         object.__setattr__(self, "exclude", (self.exclude,) if isinstance(self.exclude, str) else tuple(self.exclude))
-        LayerRule(self.rank, self.keep_outputs, self.order, self.output_rank, self.precondition)
+        LayerRule(self.rank, self.keep_outputs, self.order, self.output_rank, self.precondition, self.kernel_rank)
         _check_choice("basis", self.basis, BASES)
         if isinstance(self.multiple_of, bool) or not isinstance(self.multiple_of, int) or self.multiple_of < 1:
             raise ConfigError(f"multiple_of={self.multiple_of!r}: give a whole number of at least 1")

@@ -49,6 +49,9 @@ COMPUTES = ("forward", "_conv_forward", "__call__", "_call_impl")
 NEEDED = (
     "basis",
     "geometry",
+    "kernel",
+    "kernel_basis",
+    "kernel_rank",
     "load_",
     "mean",
     "offset_weight",

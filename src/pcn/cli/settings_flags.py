@@ -24,6 +24,7 @@ NETWORK = (
         "order",
         "basis",
         "precondition",
+        "kernel_rank",
         "skip_larger",
         "train_basis",
         "keep_dropped",

@@ -6,6 +6,7 @@ linear layers take U'(x - mu).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -91,7 +92,7 @@ class FusedLayer(PCModule):
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
         """V W~ Uᵀ, and what is kept beside it, with the channels last in memory."""
-        weight = self.weight.to(dtype).movedim(1, -1)
+        weight = self.kernel.to(dtype).movedim(1, -1)
         if self.output_basis is not None:
             weight = (self.output_basis.to(dtype) @ weight.flatten(1)).unflatten(1, weight.shape[1:])
         dense = (weight @ self.basis.to(dtype).T).movedim(-1, 1)
@@ -102,11 +103,12 @@ class FusedConv(FusedLayer):
     """What the fused convolutions share."""
 
     geometry: Any
+    kernel_size: tuple[int, ...]
 
     def constant(self) -> Tensor:
         # b~ - (Σ_k W~_k) Uᵀmu from the rounded W~ and U, in fp32.
         dtype = compute_dtype(self.weight)
-        shift = response_to_constant(self.weight.to(dtype), project_constant(self.mean, self.basis.to(dtype)))
+        shift = response_to_constant(self.kernel.to(dtype), project_constant(self.mean, self.basis.to(dtype)))
         if self.output_basis is not None:
             shift = response_to_constant(self.output_basis.to(dtype), shift)
         if self.offset_weight is not None:
@@ -116,8 +118,8 @@ class FusedConv(FusedLayer):
     def _project(self, x: Tensor) -> Tensor:
         directions = self.basis.to(compute_dtype(x)).T
         if not self._hands_over(x):  # our own kernels want no more than eights
-            directions = for_convolution(directions, self.weight, x.device)
-        return _project_fixed(x, pointwise(directions, self.weight.dim() - 2))
+            directions = for_convolution(directions, math.prod(self.kernel_size), x.device)
+        return _project_fixed(x, pointwise(directions, len(self.kernel_size)))
 
     def _from_projected(self, projected: Tensor) -> Tensor:
         if self._hands_over(projected):
@@ -129,8 +131,8 @@ class FusedConv(FusedLayer):
 
     def _product(self, projected: Tensor, bias: Tensor | None) -> Tensor:
         if self.output_basis is None:
-            return convolve_padded(projected, self.weight, bias, self.geometry, projected=True)
-        core = convolve_padded(projected, self.weight, None, self.geometry, projected=True)
+            return convolve_padded(projected, self.kernel, bias, self.geometry, projected=True)
+        core = convolve_padded(projected, self.kernel, None, self.geometry, projected=True)
         kernel = pointwise(self.output_basis.to(core.dtype), core.dim() - 2)
         if bias is not None:
             return convolve(core, kernel, bias, 1)
@@ -165,7 +167,7 @@ class FusedConv2d(FusedConv, PCConv2d):
     def _handed(self, projected: Tensor) -> Handed:
         if not self.gives_moments:
             return super()._handed(projected)
-        weight = filled(self.weight, 1, projected.shape[1])
+        weight = filled(self.kernel, 1, projected.shape[1])
         product, *moments = narrow_conv(projected, weight, self.geometry.stride[0], self.geometry.pads[0][0])
         return Handed(product, self, tuple(moments))
 

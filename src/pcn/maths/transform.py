@@ -16,8 +16,10 @@ from pcn.maths.products import (
     cast,
     exact,
     expand,
+    expand_kernel,
     grouped,
     project,
+    project_kernel,
     project_outputs,
     response_to_constant,
     select_inputs,
@@ -34,6 +36,7 @@ class Projected(NamedTuple):
     basis: Tensor  # (m, r)
     offset_weight: Tensor | None = None  # (n, m/g, *kernel)
     output_basis: Tensor | None = None  # (n, s)
+    kernel_basis: Tensor | None = None  # (g*r, q, *kernel); the weight is (..., r, q) then
 
 
 class Factors(NamedTuple):
@@ -90,9 +93,16 @@ def with_output_basis(projected: Projected, output_basis: Tensor, groups: int = 
     return projected._replace(weight=core, output_basis=cast(output_basis, projected.weight))
 
 
+def with_kernel_basis(projected: Projected, patterns: Tensor, dual: Tensor, groups: int = 1) -> Projected:
+    """Have each direction read in q patterns of taps, (g*r, q, *kernel); ``dual`` leads back from these coordinates."""
+    weight = project_kernel(projected.weight, dual, groups)
+    return projected._replace(weight=weight, kernel_basis=cast(patterns, projected.weight))
+
+
 def dropped_part(weight: Tensor, projected: Projected, groups: int = 1) -> Tensor:
     """Return W - V W~ Uᵀ, what truncated bases lose of the weight."""
-    kept = unproject(expand(projected.weight, projected.output_basis, groups), projected.basis, groups)
+    kernel = expand_kernel(projected.weight, projected.kernel_basis, groups)
+    kept = unproject(expand(kernel, projected.output_basis, groups), projected.basis, groups)
     return cast(exact(weight, weight) - kept, weight)
 
 
@@ -104,9 +114,11 @@ def dense_form(
     groups: int = 1,
     offset: Tensor | None = None,
     output_basis: Tensor | None = None,
+    kernel_basis: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Multiply everything out: return the weight and bias of the plain layer that computes the same function."""
-    dense = unproject(expand(weight, output_basis, groups), basis, groups)
+    kernel = expand_kernel(weight, kernel_basis, groups)
+    dense = unproject(expand(kernel, output_basis, groups), basis, groups)
     if offset is not None:
         dense = dense + exact(offset, weight)
     return cast(dense, weight), cast(exact(bias, weight) - response_to_constant(dense, mean, groups), weight)
@@ -119,15 +131,17 @@ def factored_form(
     basis: Tensor,
     groups: int = 1,
     output_basis: Tensor | None = None,
+    kernel_basis: Tensor | None = None,
 ) -> Factors:
     """Split into a projection without bias and the layer after it, whose bias takes over the centring."""
-    ones = (1,) * (weight.dim() - 2)
+    kernel = expand_kernel(weight, kernel_basis, groups)
+    ones = (1,) * (kernel.dim() - 2)
     projection = grouped(basis, weight, groups).transpose(1, 2).flatten(0, 1)
     centre = response_to_constant(projection, mean, groups)
-    shift = response_to_constant(expand(weight, output_basis, groups), centre, groups)
+    shift = response_to_constant(expand(kernel, output_basis, groups), centre, groups)
     return Factors(
         projection=cast(projection.reshape(*projection.shape, *ones), weight),
-        weight=weight.detach(),
+        weight=cast(kernel, weight),
         bias=cast(exact(bias, weight) - shift, weight),
         expansion=None if output_basis is None else cast(output_basis.reshape(*output_basis.shape, *ones), weight),
     )

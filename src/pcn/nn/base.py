@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from pcn.errors import ConfigError, PlanError
 from pcn.layers import Transformed
 from pcn.maths.transform import Projected
+from pcn.nn.functional import of_patterns
 
 
 class PCModule(Transformed):
     """Base of the layers that compute W~ Uᵀ(x - mu) + b~: only ``weight`` and ``bias`` are trained.
 
     ``basis`` (m, r) and ``mean`` (m,) are buffers, or parameters with ``train_basis``. ``offset_weight`` is the frozen
-    part of the weight outside the basis; ``output_basis`` (n, s) expands s trained outputs to n; both may be None.
+    part of the weight outside the basis; ``output_basis`` (n, s) expands s trained outputs to n; ``kernel_basis``
+    (g*r, q, *kernel) holds q patterns of taps for every direction, of which the kernel is made. All may be None.
     """
 
     weight: nn.Parameter
@@ -26,6 +28,7 @@ class PCModule(Transformed):
     mean: Tensor
     offset_weight: Tensor | None
     output_basis: Tensor | None
+    kernel_basis: Tensor | None
     groups: int = 1
     stock: ClassVar[type[Any]]  # the layer that this one stands for
     stood_for: type[nn.Module] | None = None  # the subclass of it that stood here, where it was one
@@ -39,13 +42,15 @@ class PCModule(Transformed):
         output_rank: int | None,
         train_basis: bool,
         offset: bool,
+        kernel_rank: int | None = None,
         **factory: Any,
     ) -> None:
-        for name, value in (("rank", rank), ("output_rank", 1 if output_rank is None else output_rank)):
-            if value < 1:
+        for name, value in (("rank", rank), ("output_rank", output_rank), ("kernel_rank", kernel_rank)):
+            if value is not None and value < 1:
                 raise ConfigError(f"{name}={value}: give a whole number of at least 1")
         trained = outputs if output_rank is None else self.groups * output_rank
-        self.weight = nn.Parameter(torch.empty(trained, rank, *kernel, **factory))
+        taps = kernel if kernel_rank is None else (kernel_rank,)
+        self.weight = nn.Parameter(torch.empty(trained, rank, *taps, **factory))
         self.bias = nn.Parameter(torch.empty(outputs, **factory))
         for name, shape in (("basis", (inputs, rank)), ("mean", (inputs,))):
             tensor = torch.empty(shape, **factory)
@@ -57,7 +62,19 @@ class PCModule(Transformed):
         self.register_buffer("offset_weight", torch.empty(offset_shape, **factory) if offset else None)
         output_shape = None if output_rank is None else (outputs, output_rank)
         self.register_buffer("output_basis", None if output_shape is None else torch.empty(output_shape, **factory))
+        patterns = None if kernel_rank is None else (self.groups * rank, kernel_rank, *kernel)
+        self.register_buffer("kernel_basis", None if patterns is None else torch.empty(patterns, **factory))
         self.reset_parameters()
+
+    @property
+    def kernel(self) -> Tensor:
+        """The weight with every tap of the kernel, (n, r, *kernel)."""
+        return self.weight if self.kernel_basis is None else of_patterns(self.weight, self.kernel_basis, self.groups)
+
+    @property
+    def kernel_rank(self) -> int | None:
+        """The number of patterns of taps in which each direction is read."""
+        return None if self.kernel_basis is None else self.kernel_basis.shape[1]
 
     @property
     def rank(self) -> int:
@@ -85,6 +102,9 @@ class PCModule(Transformed):
             nn.init.zeros_(self.offset_weight)
         if self.output_basis is not None:
             _fill_orthonormal_(self.output_basis, self.groups)
+        if self.kernel_basis is not None:
+            for patterns in self.kernel_basis:
+                _fill_orthonormal_(patterns.flatten(1).T, 1)
 
     @torch.no_grad()
     def load_(self, projected: Projected) -> None:
@@ -102,6 +122,8 @@ class PCModule(Transformed):
         said = f", rank={self.rank}"
         if self.output_basis is not None:
             said += f", output_rank={self.output_rank}"
+        if self.kernel_basis is not None:
+            said += f", kernel_rank={self.kernel_rank}"
         if self.train_basis:
             said += ", train_basis=True"
         if self.offset_weight is not None:

@@ -55,6 +55,7 @@ def empty_like(
     train_basis: bool = False,
     offset: bool = False,
     output_rank: int | None = None,
+    kernel_rank: int | None = None,
 ) -> PCModule:
     """Return an uninitialised principal component layer with the stock layer's stride, padding, dtype, device, ...
 
@@ -75,7 +76,7 @@ def empty_like(
         output_rank=output_rank,
         device=weight.device,
         dtype=weight.dtype,
-        **{name: getattr(layer, name) for name in MOVEMENT if kind.spatial},
+        **({name: getattr(layer, name) for name in MOVEMENT} | {"kernel_rank": kernel_rank} if kind.spatial else {}),
     )
     if (layout := layout_of(weight)) != torch.contiguous_format:
         new.to(memory_format=layout)  # type: ignore[call-overload]

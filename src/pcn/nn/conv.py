@@ -34,6 +34,7 @@ class PCConvNd(PCModule):
         train_basis: bool = False,
         offset: bool = False,
         output_rank: int | None = None,
+        kernel_rank: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -54,6 +55,7 @@ class PCConvNd(PCModule):
             output_rank,
             train_basis,
             offset,
+            kernel_rank,
             device=device,
             dtype=dtype,
         )
@@ -78,7 +80,7 @@ class PCConvNd(PCModule):
         return tuple((int(side), int(side)) for side in self.padding)
 
     def forward(self, input: Tensor) -> Tensor:  # the stock layer's name, for those who call it by keyword
-        tensors = self.weight, self.bias, self.mean, self.basis
+        tensors = self.kernel, self.bias, self.mean, self.basis
         return pc_conv(input, *tensors, self.geometry, self.offset_weight, self.output_basis)
 
     def extra_repr(self) -> str:

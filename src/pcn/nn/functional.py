@@ -1,6 +1,7 @@
 """The forward pass of the principal component layers, as functions of their tensors.
 
-Letters: x the input, U the basis (m, r), mu the mean (m), W~ the projected weight, V the output basis, c = Uᵀmu.
+Letters: x the input, U the basis (m, r), mu the mean (m), W~ the projected weight, C its coordinates along patterns K
+of taps, V the output basis, c = Uᵀmu.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def pc_conv(
     dtype, groups, spatial = compute_dtype(x), geometry.groups, weight.dim() - 2
     basis = basis.to(dtype)
     directions = by_group(basis, groups).transpose(1, 2).flatten(0, 1)
-    kernel = pointwise(for_convolution(directions, weight, x.device) if groups == 1 else directions, spatial)
+    taps = weight.shape[2:].numel()
+    kernel = pointwise(for_convolution(directions, taps, x.device) if groups == 1 else directions, spatial)
     centre = project_constant(mean, basis, groups)
     if geometry.pads_with_zeros:
         projected, shift = project(x, kernel, None, groups), -response_to_constant(weight.to(dtype), centre, groups)
@@ -104,9 +106,8 @@ def pc_conv(
     return y + convolve_padded(x, offset_weight, -response_to_constant(offset_weight, mean, groups).to(dtype), geometry)
 
 
-def for_convolution(directions: Tensor, weight: Tensor, device: torch.device) -> Tensor:
+def for_convolution(directions: Tensor, taps: int, device: torch.device) -> Tensor:
     """Add directions that are zero, so that what is projected on them has as many channels as convolutions want."""
-    taps = weight.shape[2:].numel()
     return filled(directions, 0, wanted(len(directions), device, directions.dtype, taps))
 
 
@@ -137,6 +138,14 @@ def convolve_padded(
         x, weight, bias = in_eights(x, weight, bias, compute_dtype(x), partly_filled=projected)
     y = CONVOLUTIONS[weight.dim() - 2](x, weight, bias, stride, padding, dilation, groups)
     return cut(y, 1 - weight.dim(), filters)
+
+
+def of_patterns(weight: Tensor, patterns: Tensor, groups: int) -> Tensor:
+    """Return W~[n, r, k] = Σ_q C[n, r, q] K[r, q, k], written so that a compiler makes one kernel of it."""
+    kernel = patterns.shape[2:]
+    each = weight.reshape(groups, -1, *weight.shape[1:], 1)
+    along = patterns.reshape(groups, 1, *weight.shape[1:], -1).to(weight.dtype)
+    return (each * along).sum(3).reshape(*weight.shape[:2], *kernel)
 
 
 def by_group(matrix: Tensor, groups: int) -> Tensor:

@@ -33,7 +33,9 @@ def narrowed(plan: Plan, graph: ChannelGraph, widths: Mapping[str, int]) -> Plan
     for name, width in widths.items():
         if int(kept[wiring.outputs[name]].sum()) != width:
             raise CouplingError(_refusal(name, width, kept, wiring, graph))
-    plain = {name: replace(p, rank=None, output_rank=None, note=None) for name, p in plan.layers.items()}
+    plain = {
+        name: replace(p, rank=None, output_rank=None, kernel_rank=None, note=None) for name, p in plan.layers.items()
+    }
     return without_classes(replace(plan, layers=plain), graph, ~kept, {})
 
 

@@ -50,7 +50,8 @@ def _foreseen(
     """Which layers could change, and prices in the units that are known."""
     graph = None if budget.flops is None or example is None else traced(model, example)
     known = {"params": True, "flops": graph is not None} | dict.fromkeys(MEASURED, measured is not None)
-    config = replace(budget.config, rank=1.0, layers={}, skip_larger=False)
+    how = {name: rule for name, rule in budget.config.layers.items() if rule.only_says_how}
+    config = replace(budget.config, rank=1.0, layers=how, skip_larger=False)
     plan = make_plan(model, None, config, graph=graph, example=None if graph is None else example)
     units = tuple(unit for unit in budget.units if known[unit])
     whole = operations(model, example) if "flops" in units else None

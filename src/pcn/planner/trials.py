@@ -87,8 +87,14 @@ class Trials:
             yield from ((rank, each) for each in outputs)
 
     def _part(self, layer: nn.Module, rank: int, outputs: int | None) -> nn.Module:
+        patterns, taps = self.config.kernel_rank, canonical_weight(layer).shape[2:].numel()
         part = empty_like(
-            layer, rank, train_basis=self.config.train_basis, offset=self.config.keep_dropped, output_rank=outputs
+            layer,
+            rank,
+            train_basis=self.config.train_basis,
+            offset=self.config.keep_dropped,
+            output_rank=outputs,
+            kernel_rank=patterns if patterns is not None and patterns < taps else None,
         )
         with torch.no_grad():
             for tensor in (*part.parameters(), *part.buffers()):

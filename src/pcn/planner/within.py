@@ -106,7 +106,7 @@ def _as_config(question: Question, served: dict[str, Served]) -> PCNConfig:
         power = _power(layer) if config.precondition is None and rule.precondition is None else rule.precondition
         if name in served:
             option = served[name].option
-            rules[name] = LayerRule(option.rank, None, rule.order, option.output_rank, power)
+            rules[name] = LayerRule(option.rank, None, rule.order, option.output_rank, power, rule.kernel_rank)
         elif layer.rank is not None and config.fixes(name) and power:
             rules[name if exact else _glob_of(name)] = replace(rule, precondition=power)
     return replace(config, rank=None, output_rank=None, layers={**config.layers, **rules})

@@ -42,6 +42,7 @@ class LayerPlan:
     note: str | None = None
     bias_frozen: bool | None = None  # whether its bias takes no gradients; None: as its weight, and a gained one
     tied: bool = False  # whether its weight is a layer's before it, where it is counted
+    kernel_rank: int | None = None  # patterns of taps in which each direction is read; None: every tap is trained
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept_inputs", self.kept_inputs or self.in_features)
@@ -64,6 +65,11 @@ class LayerPlan:
     def taps(self) -> int:
         """Number of kernel positions."""
         return math.prod(self.kernel)
+
+    @property
+    def trained_taps(self) -> int:
+        """Numbers that are trained for each direction and output."""
+        return self.taps if self.kernel_rank is None else self.kernel_rank
 
     @property
     def width_after(self) -> int:
@@ -100,7 +106,7 @@ class LayerPlan:
         """The same where they are trained or could be."""
         if self.rank is None:
             return (not self.tied) * self.kept_outputs * self.width_after * self.taps + self._biases_after
-        core = self.trained_outputs * self.rank * self.taps
+        core = self.trained_outputs * self.rank * self.trained_taps
         return core + self._biases_after + self.train_basis * self.input_basis_size
 
     @property
@@ -111,7 +117,13 @@ class LayerPlan:
     @property
     def basis_size(self) -> int:
         """Entries of the bases and the mean, which are stored beside the weights."""
-        return self.input_basis_size + self.kept_outputs * (self.output_rank or 0)
+        return self.input_basis_size + self.kept_outputs * (self.output_rank or 0) + self._kernel_basis_size
+
+    @property
+    def _kernel_basis_size(self) -> int:
+        if self.rank is None or self.kernel_rank is None:
+            return 0
+        return self.groups * self.rank * self.kernel_rank * self.taps
 
     @property
     def input_basis_size(self) -> int:

@@ -86,8 +86,8 @@ class Plan:
         if rank is not None and (type(rank) is not int or not 1 <= rank <= width):
             raise PlanError(f"{name!r} cannot have rank {rank!r}: give a whole number from 1 to {width}, or None")
         changed = replace(layer, rank=rank, reason=NO_RANK if rank is None else None, note=None)
-        if rank is None:  # outputs are trained behind a basis only together with inputs
-            changed = replace(changed, output_rank=None)
+        if rank is None:  # outputs are trained behind a basis only together with inputs, and patterns are of directions
+            changed = replace(changed, output_rank=None, kernel_rank=None)
         return replace(self, layers={**self.layers, name: changed}, usage=None, forms={})
 
     def apply_(

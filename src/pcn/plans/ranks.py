@@ -124,9 +124,10 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         )
     if stats is not None and config.needs_gradients:
         stats.check_gradients(layer.name)
+    patterns = _kernel_rank(layer, config.kernel_rank if rule.kernel_rank is None else rule.kernel_rank)
     outputs = None if rule.output_rank is None else _output_rank(layer, rule.output_rank, config)
     activation = None if stats is None else stats.layers[layer.name]
-    planned = replace(layer, rank=rank, output_rank=outputs, activation=activation)
+    planned = replace(layer, rank=rank, output_rank=outputs, kernel_rank=patterns, activation=activation)
     if note is None and stats is not None:
         note = few_samples(planned, stats)
     planned = replace(planned, note=note)
@@ -151,6 +152,18 @@ def is_made_up(layer: LayerPlan, samples: int) -> bool:
     """Whether a basis holds directions that no sample has shown, while others are lost; a mean takes one sample."""
     width = layer.in_features // layer.groups
     return layer.rank is not None and layer.basis != "random" and samples - 1 < layer.rank < width
+
+
+def _kernel_rank(layer: LayerPlan, wish: int | None) -> int | None:
+    """The number of patterns of taps; None where every tap is as good."""
+    if wish is None or wish >= layer.taps:
+        return None
+    if layer.order == "kept_block":
+        raise ConfigError(
+            f"{layer.name!r}: order 'kept_block' makes PCA bases of its own, which cannot go with kernel_rank={wish}: "
+            "leave that out, or choose another order"
+        )
+    return wish
 
 
 def _output_rank(layer: LayerPlan, wish: int | float, config: PCNConfig) -> int | None:

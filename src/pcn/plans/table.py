@@ -44,6 +44,7 @@ def cells(layer: LayerPlan) -> tuple[str, ...]:
     """What a row says about one layer."""
     kept = f"{layer.in_features}" + (f" -> {layer.kept_inputs}" if layer.kept_inputs != layer.in_features else "")
     inputs = kept + (f" -> {layer.rank}" if layer.rank is not None else "")
+    inputs += f" in {layer.kernel_rank} of {layer.taps} patterns" if layer.kernel_rank is not None else ""
     outputs = f"{layer.out_features}" + (
         f" -> {layer.kept_outputs}" if layer.kept_outputs != layer.out_features else ""
     )

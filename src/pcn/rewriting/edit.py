@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pcn.layers import LAYER_TYPES, canonical_weight, layout_of
 from pcn.maths.products import select_inputs
-from pcn.maths.transform import Projected, dropped_part, reader_transform, with_output_basis
+from pcn.maths.transform import Projected, dropped_part, reader_transform, with_kernel_basis, with_output_basis
 from pcn.nn import PCModule, empty_like
 from pcn.plans.fit import check_plan_fits, tensors_by_name
 from pcn.plans.layer_plan import LayerPlan
@@ -127,6 +127,8 @@ def rewritten(
         block_basis=basis.block,
         dual=basis.dual,
     )
+    if basis.patterns is not None and basis.pattern_dual is not None:
+        projected = with_kernel_basis(projected, basis.patterns, basis.pattern_dual, layer.groups)
     return projected if basis.outputs is None else with_output_basis(projected, basis.outputs, layer.groups)
 
 
@@ -150,6 +152,7 @@ def _empty(layer: LayerPlan, module: nn.Module) -> PCModule:
         train_basis=layer.train_basis,
         offset=layer.keep_dropped,
         output_rank=layer.output_rank,
+        kernel_rank=layer.kernel_rank,
     )
 
 

@@ -83,7 +83,7 @@ def check_same(plan: Plan, own: Plan) -> None:
 
 def _sizes(plan: Plan) -> dict[str, tuple[int | None, ...]]:
     return {
-        layer.name: (layer.rank, layer.output_rank, layer.kept_inputs, layer.kept_outputs)
+        layer.name: (layer.rank, layer.output_rank, layer.kept_inputs, layer.kept_outputs, layer.kernel_rank)
         for layer in plan.layers.values()
         if layer.changed
     }
@@ -92,5 +92,6 @@ def _sizes(plan: Plan) -> dict[str, tuple[int | None, ...]]:
 def _shown(sizes: tuple[int | None, ...] | None) -> str:
     if sizes is None:
         return "all of its weights"
-    rank, trained, inputs, outputs = sizes
-    return f"rank {rank} of {inputs} inputs and {outputs if trained is None else trained} trained outputs"
+    rank, trained, inputs, outputs, patterns = sizes
+    kernels = "" if patterns is None else f" in {patterns} patterns"
+    return f"rank {rank} of {inputs} inputs{kernels} and {outputs if trained is None else trained} trained outputs"

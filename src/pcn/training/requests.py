@@ -42,6 +42,7 @@ def pcn_config(settings: Settings) -> PCNConfig:
         order=cast(Order, settings.order),
         basis=cast(BasisKind, settings.basis),
         precondition=settings.precondition,
+        kernel_rank=settings.kernel_rank,
         train_basis=settings.train_basis,
         keep_dropped=settings.keep_dropped,
     )

@@ -1,0 +1,294 @@
+"""Directions that are read in patterns of taps: fewer trained numbers, and nothing lost where patches hold no more."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import pcn
+from pcn.errors import ConfigError, StatisticsError
+from pcn.fusion import fuse_
+from pcn.maths.moments import along_patterns
+from pcn.nn import PCConv1d, PCConv2d, PCConv3d
+from pcn.nn.functional import of_patterns
+from pcn.rewriting.fold import fold_
+from pcn.rewriting.patterns import tap_moments
+from pcn.rewriting.plain import to_plain
+
+CONVS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+def built(padding: int = 1) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 12, 3, padding=padding, bias=False),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
+        nn.Conv2d(12, 8, 3, padding=padding, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 5),
+    ).double()
+
+
+def images(number: int = 48) -> Tensor:
+    return torch.randn(number, 3, 9, 9, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+
+
+def flat_images(number: int = 48) -> Tensor:
+    """Images of one colour each: every patch is a constant."""
+    return images(number).mean((2, 3), keepdim=True).expand(-1, -1, 9, 9).contiguous() * 9
+
+
+def config(**options: Any) -> pcn.PCNConfig:
+    return pcn.PCNConfig(**{"rank": 1.0, "skip_larger": False, "exclude": ("0", "8"), **options})
+
+
+def applied(model: nn.Sequential, x: Tensor, wish: pcn.PCNConfig, **options: Any) -> pcn.Plan:
+    stats = pcn.analyze(model, [x], mode="batch")
+    return pcn.make_plan(model, stats, wish).apply_(model, stats, **options)
+
+
+@pytest.mark.parametrize("precondition", [0.0, 1.0])
+def test_nothing_is_lost_of_patches_that_are_one_pattern(precondition: float) -> None:
+    model, x = built(padding=0), flat_images()
+    expected = model(x)
+    plan = applied(model, x, config(kernel_rank=1, precondition=precondition))
+    assert model[3].weight.shape == (8, 12, 1)
+    assert model[3].kernel_rank == plan.layers["3"].kernel_rank == 1
+    torch.testing.assert_close(model(x), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_as_many_patterns_as_taps_are_the_taps_themselves() -> None:
+    model, x = built(), images()
+    plan = applied(model, x, config(kernel_rank=9))
+    assert plan.layers["3"].kernel_rank is None
+    assert model[3].weight.shape == (8, 12, 3, 3)
+
+
+def test_more_patterns_keep_more_of_the_response() -> None:
+    whole, x = built(), images()
+    before = whole[:4](x)
+    errors = []
+    for patterns in (1, 3, 6, 8, 9):
+        model = copy.deepcopy(whole)
+        applied(model, x, config(kernel_rank=patterns))
+        lost = (model[:4](x) - before).detach()
+        errors.append(float((lost - lost.mean((0, 2, 3), True)).square().mean()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > errors[3] > 1e-6 > errors[4]
+
+
+def test_counts_are_those_of_the_layer() -> None:
+    model, x = built(), images()
+    others = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("3."))
+    plan = applied(model, x, config(rank=6, kernel_rank=4))
+    layer = plan.layers["3"]
+    assert layer.trainable_after == 8 * 6 * 4 + 8
+    assert others + layer.trainable_after == sum(p.numel() for p in model.parameters())
+    assert layer.stored_after == sum(t.numel() for t in model[3].state_dict().values())
+    assert "12 -> 6 in 4 of 9 patterns" in str(plan)
+    assert pcn.Plan.from_json(plan.to_json()) == plan
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_moments_say_how_large_the_response_to_any_kernel_is(data: st.DataObject) -> None:
+    spatial, groups = data.draw(st.sampled_from([1, 2, 3])), data.draw(st.sampled_from([1, 2]))
+    size = data.draw(st.integers(1, 3))
+    how = {
+        "stride": data.draw(st.integers(1, 2)),
+        "dilation": data.draw(st.integers(1, 2)),
+        "padding": data.draw(st.sampled_from([0, 1, "valid"])),
+        "padding_mode": data.draw(st.sampled_from(["zeros", "circular"])),
+    }
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    layer = CONVS[spatial](4, 6, size, groups=groups, **how)
+    x = torch.randn(5, 4, *[7] * spatial, generator=generator)
+    mean, directions = (torch.randn(*shape, generator=generator) for shape in ((4,), (4, 2)))
+    moments = tap_moments(x, layer, mean, directions)
+    read = torch.einsum("ngm...,gmr->ngr...", (x - mean.view(-1, *[1] * spatial)).unflatten(1, (groups, -1)),
+                        directions.view(groups, -1, 2)).flatten(1, 2)  # fmt: skip
+    kernel = torch.randn(2 * groups, 1, *[size] * spatial, generator=generator)
+    one_each = CONVS[spatial](2 * groups, 2 * groups, size, groups=2 * groups, bias=False, **how)
+    with torch.no_grad():
+        one_each.weight.copy_(kernel)
+        expected = one_each(read).square().transpose(0, 1).flatten(1).sum(1)
+    flat = kernel.flatten(1).double()
+    torch.testing.assert_close(
+        torch.einsum("rk,rkl,rl->r", flat, moments, flat).float(), expected, rtol=1e-3, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", [PCConv1d, PCConv2d, PCConv3d])
+def test_a_layer_of_its_own_equals_its_plain_forms(kind: Any, groups: int) -> None:
+    torch.manual_seed(0)
+    spatial = len(kind.stock(2, 2, 3).kernel_size)
+    layer = kind(8, 6, 3, rank=3, kernel_rank=2, padding=1, groups=groups, output_rank=2, dtype=torch.double)
+    nn.init.normal_(layer.mean)
+    x = torch.randn(4, 8, *[5] * spatial, dtype=torch.double)
+    assert layer.weight.shape == (2 * groups, 3, 2)
+    patterns = layer.kernel_basis.flatten(2)
+    eye = torch.eye(2, dtype=torch.double).expand(3 * groups, 2, 2)
+    torch.testing.assert_close(patterns @ patterns.mT, eye)
+    if layer.groups == 1:  # zeros around the input are no zeros along directions, which the plain chain knows as well
+        torch.testing.assert_close(to_plain(nn.Sequential(layer))(x), layer(x), rtol=1e-9, atol=1e-9)
+    valid = copy.deepcopy(layer)
+    valid.padding = (0,) * spatial
+    torch.testing.assert_close(to_plain(nn.Sequential(valid), form="dense")(x), valid(x), rtol=1e-9, atol=1e-9)
+    assert f"kernel_rank={2}" in str(layer)
+
+
+def test_gradients_by_patterns_are_those_of_the_kernel() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(6, 3, 2, dtype=torch.double, requires_grad=True)
+    patterns = torch.randn(6, 2, 3, 3, dtype=torch.double)
+    torch.autograd.gradcheck(lambda w: of_patterns(w, patterns, 2), weight)
+    expected = torch.einsum("gnrq,grqkl->gnrkl", weight.view(2, 3, 3, 2), patterns.view(2, 3, 2, 3, 3)).flatten(0, 1)
+    torch.testing.assert_close(of_patterns(weight, patterns, 2), expected)
+
+
+@pytest.mark.parametrize("precondition", [0.0, 1.0])
+def test_momentum_goes_along_and_back(precondition: float) -> None:
+    """A step in the new coordinates sees what SGD would have gathered in them from the start."""
+    model, x = built(padding=0), flat_images()
+    optimizer = torch.optim.SGD(model.parameters(), 0.0, momentum=0.9)  # a rate of 0: coordinates stay
+    for part in x.split(16):
+        optimizer.zero_grad()
+        model(part).square().mean().backward()
+        optimizer.step()
+    applied(model, x, config(kernel_rank=1, precondition=precondition), optimizer=optimizer)
+    carried = optimizer.state[model[3].weight]["momentum_buffer"].clone()
+    fresh = torch.optim.SGD(model.parameters(), 0.0, momentum=0.9)
+    for part in x.split(16):
+        fresh.zero_grad()
+        model(part).square().mean().backward()
+        fresh.step()
+    found = fresh.state[model[3].weight]["momentum_buffer"]
+    torch.testing.assert_close(carried, found, rtol=1e-5, atol=1e-8)
+    function = model.eval()(x)
+    fold_(model, optimizer=optimizer)
+    assert type(model[3]) is nn.Conv2d
+    assert model[3].weight.shape == (8, 12, 3, 3)
+    assert optimizer.state[model[3].weight]["momentum_buffer"].abs().max() > 0
+    torch.testing.assert_close(model(x), function, rtol=1e-6, atol=1e-8)
+
+
+def test_squared_gradients_that_do_not_go_with_what_is_read() -> None:
+    """With d apart from z, E[(d c)²] is E[d²] times the variance of the coordinate c."""
+    torch.manual_seed(0)
+    root = torch.randn(4, 5, 5, dtype=torch.double)
+    covariance = root @ root.mT  # of 5 taps along 4 directions
+    variances = torch.linalg.eigvalsh(covariance)
+    of_gradient = torch.rand(6, 1, 1, dtype=torch.double)
+    of_tap = covariance.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
+    moment = (of_gradient * of_tap).expand(6, 4, 5)
+    torch.testing.assert_close(along_patterns(moment, variances / of_tap), of_gradient * variances)
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_training_goes_on(make: Any) -> None:
+    model, x = built(), images()
+    labels = torch.randint(5, (len(x),), generator=torch.Generator().manual_seed(0))
+    optimizer = make(model.parameters(), lr=1e-2)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    first = [step() for _ in range(5)]
+    applied(model, x, config(rank=8, kernel_rank=5, precondition=1.0), optimizer=optimizer)
+    later = [step() for _ in range(20)]
+    assert later[-1] < first[0]
+    assert model[3].weight.grad is not None
+    assert model[3].kernel_basis.grad is None
+
+
+def test_saved_and_loaded_and_fused_it_computes_the_same(tmp_path: Path) -> None:
+    model, x = built(), images()
+    applied(model, x, config(rank=8, kernel_rank=3))
+    expected = model.eval()(x)
+    pcn.save(model, tmp_path / "saved")
+    torch.testing.assert_close(pcn.load(built(), tmp_path / "saved").eval()(x), expected)
+    torch.testing.assert_close(to_plain(model).eval()(x), expected)
+    for form in ("fused", "factored", "folded"):
+        fuse_(model, x, forms=form)
+        torch.testing.assert_close(model(x), expected, rtol=1e-7, atol=1e-9)
+
+
+def test_a_switch_fades_to_it_and_is_resumed() -> None:
+    x, wish = images(), config(rank=6, kernel_rank=2)
+    once, model, other = built(), built(), built()
+    pcn.Switch(once, None, wish, at=1).after_epoch(1, [x])
+    switch = pcn.Switch(model, None, wish, at=1, fade=3)
+    assert switch.after_epoch(1, [x]) is None
+    for step in range(3):
+        switch.after_step(step, [x])
+    assert switch.plan is not None
+    torch.testing.assert_close(model(x), once(x), rtol=1e-7, atol=1e-9)  # nothing was trained meanwhile
+    again = pcn.Switch(other, None, wish, at=1)
+    again.load_state_dict(switch.state_dict())
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(other(x), model(x))
+
+
+def test_a_budget_has_room_for_more_directions() -> None:
+    model, x = built(), images()
+    stats = pcn.analyze(model, [x], mode="batch")
+    every, some = (
+        pcn.make_plan(model, stats, pcn.Budget(params=0.6, step=1, config=pcn.PCNConfig(kernel_rank=patterns)))
+        for patterns in (None, 3)
+    )
+    limit = 0.6 * sum(p.numel() for p in model.parameters())
+    for plan in (every, some):
+        trained = copy.deepcopy(model)
+        plan.apply_(trained, stats)
+        assert sum(p.numel() for p in trained.parameters()) <= limit
+    assert some.layers["3"].kernel_rank == 3
+    assert some.layers["3"].rank > every.layers["3"].rank
+
+
+def test_a_rule_says_it_for_one_layer() -> None:
+    model, x = built(), images()
+    stats = pcn.analyze(model, [x])
+    rules = {"3": pcn.LayerRule(kernel_rank=2)}
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=0.5, layers=rules, skip_larger=False))
+    assert {name: layer.kernel_rank for name, layer in plan.layers.items()} == {"0": None, "3": 2, "8": None}
+    assert plan.with_rank("3", None).layers["3"].kernel_rank is None
+    few = pcn.Budget(params=0.35, step=1, config=pcn.PCNConfig(layers=rules, exclude=("0",)))
+    pcn.Switch(model, None, few)  # which three taps in nine make reachable
+    assert pcn.make_plan(model, stats, few).layers["3"].kernel_rank == 2
+
+
+def test_what_cannot_be_is_refused() -> None:
+    model, x = built(), images()
+    for wrong in (0, 2.0, True):
+        with pytest.raises(ConfigError, match="kernel_rank"):
+            pcn.PCNConfig(kernel_rank=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="kernel_rank"):
+            pcn.LayerRule(kernel_rank=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="give a whole number of at least 1"):
+        PCConv2d(4, 4, 3, rank=2, kernel_rank=0)
+    stats = pcn.analyze(model, [x])
+    with pytest.raises(
+        ConfigError, match="'kept_block' makes PCA bases of its own, which cannot go with kernel_rank=2"
+    ):
+        pcn.make_plan(model, stats, config(kernel_rank=2, order="kept_block"))
+    plan = pcn.make_plan(model, stats, config(kernel_rank=2))
+    stats.example = None
+    with pytest.raises(StatisticsError, match="measured on a batch, and these statistics hold none"):
+        plan.apply_(model, stats)
+    assert type(model[3]) is nn.Conv2d
