@@ -26,6 +26,8 @@ HALF_AND_HALF = {  # the sizes of half the width, behind bases on both sides; sh
     "exclude": ("conv1", "fc"),
 }
 SIZED = {**AS_TRAINED, "switch": SizedByWeights}
+# Shares of its directions of which every layer can have so many with some patterns of taps: hardly anything is left.
+EVEN_OF_4, EVEN_OF_5 = 0.5, 0.4
 TUNED = {"learning_rate": 0.05, "weight_decay": 5e-4}  # the best of the comparison's grid for the parent
 ARMS: dict[str, dict[str, Any]] = {
     "plain directions": {},
@@ -78,6 +80,18 @@ ARMS: dict[str, dict[str, Any]] = {
     },
     "tuned, batch statistics, precondition 1, kernel rank 4": {**AS_TRAINED, **TUNED, "kernel_rank": 4},
     "tuned, batch statistics, precondition 1, kernel rank 6": {**AS_TRAINED, **TUNED, "kernel_rank": 6},
+    "tuned, batch statistics, precondition 1, kernel rank 4, even ranks": {
+        **AS_TRAINED,
+        **TUNED,
+        "kernel_rank": 4,
+        "rank_floor": EVEN_OF_4,
+    },
+    "tuned, batch statistics, precondition 1, kernel rank 5, even ranks": {
+        **AS_TRAINED,
+        **TUNED,
+        "kernel_rank": 5,
+        "rank_floor": EVEN_OF_5,
+    },
     "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
     "narrow, precondition 1": {**PLAIN, **AS_TRAINED, **FULL_RANK},  # what preconditioning gains without PCA's cut
     "paper's ranks": {"params": None, "pcn": "wide_resnet20-pcn1"},
@@ -238,6 +252,15 @@ PATCHES = (  # is it better spent on directions of whole patches than of channel
     "tuned, batch statistics, precondition 1, basis trained",
     "tuned, batch statistics, precondition 1, floor 3/16",
 )
+PATTERNS = (  # the library's own form of that: ranks handed out, or the same share everywhere?
+    "narrow, tuned",
+    "tuned, batch statistics, precondition 1, kernel rank 4, even ranks",
+    "tuned, separable patches, even shares",
+    "tuned, batch statistics, precondition 1, kernel rank 5, even ranks",
+    "tuned, batch statistics, precondition 1, kernel rank 4",
+    "tuned, batch statistics, precondition 1",
+    "tuned, batch statistics, precondition 1, floor 3/16",
+)
 GROUPS = {
     "promising": PROMISING,
     "finalists": FINALISTS,
@@ -245,4 +268,5 @@ GROUPS = {
     "late": LATE,
     "bases": BASES,
     "patches": PATCHES,
+    "patterns": PATTERNS,
 }
