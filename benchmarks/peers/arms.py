@@ -26,8 +26,7 @@ HALF_AND_HALF = {  # the sizes of half the width, behind bases on both sides; sh
     "exclude": ("conv1", "fc"),
 }
 SIZED = {**AS_TRAINED, "switch": SizedByWeights}
-# Shares of its directions of which every layer can have so many with some patterns of taps: hardly anything is left.
-EVEN_OF_4, EVEN_OF_5 = 0.5, 0.4
+EVENLY = {"worth": "evenly", "exclude": ("conv1", "fc")}  # but for the first and the last layer, which are small
 TUNED = {"learning_rate": 0.05, "weight_decay": 5e-4}  # the best of the comparison's grid for the parent
 ARMS: dict[str, dict[str, Any]] = {
     "plain directions": {},
@@ -84,13 +83,13 @@ ARMS: dict[str, dict[str, Any]] = {
         **AS_TRAINED,
         **TUNED,
         "kernel_rank": 4,
-        "rank_floor": EVEN_OF_4,
+        **EVENLY,
     },
     "tuned, batch statistics, precondition 1, kernel rank 5, even ranks": {
         **AS_TRAINED,
         **TUNED,
         "kernel_rank": 5,
-        "rank_floor": EVEN_OF_5,
+        **EVENLY,
     },
     "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
     "narrow, precondition 1": {**PLAIN, **AS_TRAINED, **FULL_RANK},  # what preconditioning gains without PCA's cut

@@ -1,6 +1,7 @@
 """Choosing ranks for a budget: what each is worth, what it costs, and who gets the next one."""
 
 from pcn.planner.divergence import Divergence, prediction_divergence
+from pcn.planner.evenly import Evenly
 from pcn.planner.measured import LayerUsage, Measured
 from pcn.planner.response import Response
 from pcn.planner.taylor import Taylor
@@ -9,6 +10,7 @@ from pcn.running.gradients import predicted_loss
 
 __all__ = [
     "Divergence",
+    "Evenly",
     "LayerUsage",
     "Measured",
     "Response",

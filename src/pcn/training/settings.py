@@ -22,7 +22,7 @@ SCHEDULES = ("constant", "drops", "cosine")
 AUGMENT = ("none", "crop-flip", "resized-crop", "resized-crop-colour")
 SCALES = ("unit", "standardise", "centre")
 LIMITS = tuple(UNITS)  # of a budget
-WORTHS = ("response", "taylor", "divergence")
+WORTHS = ("response", "taylor", "divergence", "evenly")
 STEP = Budget.step
 
 

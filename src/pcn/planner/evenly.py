@@ -1,0 +1,33 @@
+"""Worth without a look at the data: every layer keeps about the same share of its directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from pcn.layers import canonical_weight
+from pcn.planner.values import Values
+from pcn.statistics import Statistics
+
+
+@dataclass(frozen=True)
+class Evenly:
+    """The first r directions of a layer with w inputs and p weights are worth p log(1 + r).
+
+    A direction costs p / w trained parameters, so that one more is worth w / (1 + r) for its price, the less the larger
+    the share that a layer has: whoever has least is served next. Which directions a layer keeps is its basis's.
+    """
+
+    needs_batches: ClassVar[bool] = False
+
+    def __call__(self, model: nn.Module, stats: Statistics, layers: Sequence[str], batches: Iterable[Any]) -> Values:
+        widths = {name: stats.spectrum(name).width for name in layers}
+        return {
+            name: canonical_weight(model.get_submodule(name)).numel()
+            * torch.arange(width + 1, dtype=torch.float64).log1p()
+            for name, width in widths.items()
+        }
