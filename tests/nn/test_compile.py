@@ -22,8 +22,8 @@ def small_network() -> nn.Sequential:
     return nn.Sequential(
         PCConv2d(3, 8, 3, 2, padding=1),
         nn.ReLU(),
-        PCConv2d(8, 8, 2, 2, padding="same", groups=2, offset=True),
-        PCConv2d(8, 8, 3, 4, padding=1, padding_mode="reflect", output_rank=4),
+        PCConv2d(8, 8, 2, 2, padding="same", groups=2, offset=True, kernel_rank=3),
+        PCConv2d(8, 8, 3, 4, padding=1, padding_mode="reflect", output_rank=4, kernel_rank=2),
         nn.Flatten(),
         PCLinear(128, 5, 6),
     )
