@@ -76,6 +76,10 @@ class LayerRule:
             raise ConfigError(f"precondition={self.precondition!r}: give a number from 0 (not at all) to 1 (fully)")
         if self.kernel_rank is not None and (type(self.kernel_rank) is not int or self.kernel_rank < 1):
             raise ConfigError(f"kernel_rank={self.kernel_rank!r}: give a whole number of at least 1")
+        if self.kernel_rank is not None and self.keep_outputs is not None and self.rank is None:
+            raise ConfigError(
+                f"kernel_rank={self.kernel_rank} beside keep_outputs, without a rank: give one, 1.0 for all inputs"
+            )
 
     @property
     def only_says_how(self) -> bool:
@@ -115,7 +119,8 @@ class PCNConfig:
         if not isinstance(self.exclude, Iterable):
             raise ConfigError(f"exclude={self.exclude!r}: give layer names or globs, such as ['features.*']")
         object.__setattr__(self, "exclude", (self.exclude,) if isinstance(self.exclude, str) else tuple(self.exclude))
-        LayerRule(self.rank, self.keep_outputs, self.order, self.output_rank, self.precondition, self.kernel_rank)
+        LayerRule(self.rank, self.keep_outputs, self.order, self.output_rank, self.precondition)
+        LayerRule(kernel_rank=self.kernel_rank)
         _check_choice("basis", self.basis, BASES)
         if isinstance(self.multiple_of, bool) or not isinstance(self.multiple_of, int) or self.multiple_of < 1:
             raise ConfigError(f"multiple_of={self.multiple_of!r}: give a whole number of at least 1")

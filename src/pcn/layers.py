@@ -48,8 +48,8 @@ COMPUTES = ("forward", "_conv_forward", "__call__", "_call_impl")
 # What a principal component layer has and a stock one has not: a user's attribute of that name would have no place.
 NEEDED = (
     "basis",
+    "full_kernel",
     "geometry",
-    "kernel",
     "kernel_basis",
     "kernel_rank",
     "load_",

@@ -7,12 +7,26 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW
 
 import pcn
-from distributed.network import SMALL, NormNet, all_batches, alone, built, own_batches, parameters, rank, size, train
+from distributed.network import (
+    BATCH,
+    SMALL,
+    Net,
+    NormNet,
+    all_batches,
+    alone,
+    built,
+    data,
+    own_batches,
+    parameters,
+    rank,
+    size,
+    train,
+)
 from distributed.worker import everyones, near, raised, run_checks, same_everywhere
 from pcn.distributed import state_hash
 from pcn.layers import unwrap
@@ -70,6 +84,27 @@ def check_a_budget_and_a_group_without_a_wrapper() -> None:
     assert plan == pcn.compress_(reference, all_batches(), params=0.85)
     same_as_alone(model, reference)
     assert "not in DistributedDataParallel" in str(raised(lambda: pcn.Switch(model, None)))
+
+
+class Waiting(Net):
+    """Waits for the other ranks while it runs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x.new_zeros(1))
+        return super().forward(x)
+
+
+def check_patterns_of_taps_are_measured_by_all_ranks() -> None:
+    wish = pcn.PCNConfig(rank=0.5, kernel_rank=2, skip_larger=False)
+    model = DistributedDataParallel(built(Waiting))
+    plan = pcn.Switch(model, None, wish).now(own_batches())
+    assert plan.layers["conv2"].kernel_rank == 2
+    assert same_everywhere(state_hash(model))
+    reference = built()
+    firsts = torch.cat([data(100)[0][one * BATCH : (one + 1) * BATCH] for one in range(size())])
+    stats = pcn.analyze(reference, [firsts, *all_batches(range(101, 104))])
+    pcn.make_plan(reference, stats, wish).apply_(reference, stats)
+    near(unwrap(model)(firsts), reference(firsts), 1e-6)
 
 
 def check_ranks_without_a_batch_take_part() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +117,15 @@ def test_moments_say_how_large_the_response_to_any_kernel_is(data: st.DataObject
     x = torch.randn(5, 4, *[7] * spatial, generator=generator)
     mean, directions = (torch.randn(*shape, generator=generator) for shape in ((4,), (4, 2)))
     moments = tap_moments(x, layer, mean, directions)
-    read = torch.einsum("ngm...,gmr->ngr...", (x - mean.view(-1, *[1] * spatial)).unflatten(1, (groups, -1)),
-                        directions.view(groups, -1, 2)).flatten(1, 2)  # fmt: skip
+    along = directions.view(groups, -1, 2)
+    read = torch.einsum("ngm...,gmr->ngr...", x.unflatten(1, (groups, -1)), along).flatten(1, 2)
+    centre = torch.einsum("gm,gmr->gr", mean.view(groups, -1), along).flatten()
     kernel = torch.randn(2 * groups, 1, *[size] * spatial, generator=generator)
     one_each = CONVS[spatial](2 * groups, 2 * groups, size, groups=2 * groups, bias=False, **how)
     with torch.no_grad():
         one_each.weight.copy_(kernel)
-        expected = one_each(read).square().transpose(0, 1).flatten(1).sum(1)
+        constant = (kernel.flatten(1).sum(1) * centre).view(-1, *[1] * spatial)
+        expected = (one_each(read) - constant).square().transpose(0, 1).flatten(1).sum(1)
     flat = kernel.flatten(1).double()
     torch.testing.assert_close(
         torch.einsum("rk,rkl,rl->r", flat, moments, flat).float(), expected, rtol=1e-3, atol=1e-4
@@ -280,15 +283,95 @@ def test_what_cannot_be_is_refused() -> None:
             pcn.PCNConfig(kernel_rank=wrong)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="kernel_rank"):
             pcn.LayerRule(kernel_rank=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="give a whole number of at least 1"):
-        PCConv2d(4, 4, 3, rank=2, kernel_rank=0)
     stats = pcn.analyze(model, [x])
     with pytest.raises(
         ConfigError, match="'kept_block' makes PCA bases of its own, which cannot go with kernel_rank=2"
     ):
         pcn.make_plan(model, stats, config(kernel_rank=2, order="kept_block"))
-    plan = pcn.make_plan(model, stats, config(kernel_rank=2))
+    with pytest.raises(ConfigError, match="'8' is asked for kernel_rank 2, but has a single tap"):
+        pcn.make_plan(model, stats, pcn.PCNConfig(layers={"8": pcn.LayerRule(kernel_rank=2)}, skip_larger=False))
+    with pytest.raises(ConfigError, match="kernel_rank=2 beside keep_outputs, without a rank"):
+        pcn.LayerRule(keep_outputs=4, kernel_rank=2)
+    for wrong in (0, 10, 2.5, True, "3"):
+        with pytest.raises(ConfigError, match="give a whole number from 1 to the 9 taps"):
+            PCConv2d(4, 4, 3, rank=2, kernel_rank=wrong)
     stats.example = None
     with pytest.raises(StatisticsError, match="measured on a batch, and these statistics hold none"):
-        plan.apply_(model, stats)
-    assert type(model[3]) is nn.Conv2d
+        pcn.make_plan(model, stats, config(kernel_rank=2))
+
+
+def test_the_batch_that_patterns_are_measured_on() -> None:
+    model, x = built(), images()
+    stats = pcn.analyze(model, [x[:0], x])  # the first one with a sample counts
+    plan = pcn.make_plan(model, stats, config(kernel_rank=3))
+    other = copy.deepcopy(model)
+    plan.apply_(other, pcn.analyze(other, [x]))
+    plan.apply_(model, stats)
+    torch.testing.assert_close(model.eval()(x), other.eval()(x))
+    dark = built()
+    with torch.no_grad():
+        dark[1].bias.fill_(-9)  # which leaves nothing behind the ReLU
+    stats = pcn.analyze(dark, [x])
+    with pytest.raises(StatisticsError, match="'3' read nothing but its mean in the first batch"):
+        pcn.make_plan(dark, stats, config(kernel_rank=3)).apply_(dark, stats)
+    assert type(dark[3]) is nn.Conv2d
+
+    class Odd(nn.Sequential):
+        def forward(self, image: Tensor) -> Tensor:
+            return super().forward(image)  # type: ignore[no-any-return]
+
+    odd = Odd(*built())
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return model(batch["picture"]).square().mean()
+
+    stats = pcn.analyze(odd, [{"picture": x}], gradients=loss)
+    with pytest.raises(StatisticsError, match="the model failed on the first batch"):
+        pcn.make_plan(odd, stats, config(kernel_rank=3)).apply_(odd, stats)
+
+
+@pytest.mark.parametrize(
+    ("padding", "size", "shape"),
+    [((1, 1), 3, (2, 2)), ("same", (3, 5), (5, 4)), ("valid", 3, (5, 5)), ((0, 2), 3, (4, 3))],
+)
+def test_zeros_around_images_are_read_as_the_layer_reads_them(padding: Any, size: Any, shape: Any) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 6, size, bias=False).double()
+    layer.padding = padding  # as somebody may set it later
+    x, mean = torch.randn(7, 4, *shape, dtype=torch.double) + 5, torch.full((4,), 5.0, dtype=torch.double)
+    moments = tap_moments(x, layer, mean, torch.eye(4, dtype=torch.double))
+    ones = nn.Conv2d(4, 4, size, groups=4, bias=False, padding=padding).double()
+    with torch.no_grad():
+        expected = ones(x) - (ones.weight.sum((1, 2, 3)) * mean).view(-1, 1, 1)
+    flat = ones.weight.detach().flatten(1)
+    found = torch.einsum("rk,rkl,rl->r", flat, moments, flat)
+    torch.testing.assert_close(found, expected.square().sum((0, 2, 3)))
+
+
+def test_a_user_may_have_a_kernel() -> None:
+    class Named(nn.Conv2d):
+        def __init__(self, *sizes: int) -> None:
+            super().__init__(*sizes)
+            self.kernel = sizes[-1]
+
+    model = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), Named(12, 8, 3))
+    plan = pcn.make_plan(model, pcn.analyze(model, [torch.randn(8, 3, 9, 9)]), pcn.PCNConfig(rank=4, exclude=["0"]))
+    assert plan.layers["2"].rank == 4
+
+
+def test_measured_costs_are_those_of_patterns() -> None:
+    model, x = built(), images()
+    for wish in (pcn.PCNConfig(kernel_rank=2), pcn.PCNConfig(layers={"3": pcn.LayerRule(kernel_rank=2)})):
+        budget = pcn.Budget(params=0.5, memory_mib=1000, step=1, config=replace(wish, exclude=("0", "8")))
+        measured = pcn.measure_costs(model, x, budget)
+        assert pcn.planner.Measured.from_json(measured.to_json()) == measured
+        stats = pcn.analyze(model, [x])
+        plan = pcn.make_plan(model, stats, budget, measured=measured)
+        assert plan.layers["3"].kernel_rank == 2
+        changed = copy.deepcopy(model)
+        plan.apply_(changed, stats)
+        assert plan.usage is not None
+        assert plan.usage.after.gradients_bytes == sum(p.nbytes for p in changed.parameters())
+        other = replace(budget, config=pcn.PCNConfig(exclude=("0", "8")))
+        with pytest.raises(ConfigError, match="'3' was measured with another kernel_rank"):
+            pcn.make_plan(model, stats, other, measured=measured)

@@ -17,10 +17,12 @@ from pcn.errors import ConfigError
 from pcn.layers import unwrap, wrapper_of
 from pcn.plans.plan import Plan
 from pcn.rewriting.bases import Bases
+from pcn.rewriting.patterns import measure_taps, patterned, with_patterns
 from pcn.rewriting.surgery import reshape_, try_plan
 from pcn.running.example import Example
 from pcn.running.optimizers import Optimizers
 from pcn.running.refusals import check_whole
+from pcn.statistics import Statistics
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -67,10 +69,21 @@ class Engine:
         check_parameters_agree(different, own)
         return different
 
-    def agree(self, make: Callable[[], Made], example: Example | None) -> Made:
-        """Have the first rank that has a batch make the plan and its bases, for all; the very first, if none has."""
-        has_one = self.ranks.gather(example is not None)
-        return agree_on_plan(make, self.model, self.ranks, has_one.index(True) if any(has_one) else 0)
+    def agree(self, make: Callable[[], Made], stats: Statistics | None) -> Made:
+        """Have the first rank that has a batch make the plan and its bases, for all; the very first, if none has.
+
+        Patterns of taps are measured by all of them, each on its own batch: a model that runs may wait for the others.
+        """
+        has_one = self.ranks.gather(stats is not None and stats.example is not None)
+        source = has_one.index(True) if any(has_one) else 0
+        plan, bases = agree_on_plan(make, self.model, self.ranks, source)
+        if stats is None or not patterned(plan):
+            return plan, bases
+        base = unwrap(self.model)
+        moments = self.ranks.together(lambda: measure_taps(plan, bases, base, stats))
+        for each in moments.values():
+            self.ranks.sum_(each)
+        return agree_on_plan(lambda: (plan, with_patterns(plan, bases, moments)), self.model, self.ranks, source)
 
     def try_(self, plan: Plan, bases: Bases, example: Example | None, *, strict: bool) -> None:
         """Raise on every rank what applying a plan would raise on one."""
@@ -80,11 +93,11 @@ class Engine:
         )
 
     def apply_(
-        self, make: Callable[[], Made], example: Example | None, *, strict: bool, then: Callable[[], None]
+        self, make: Callable[[], Made], stats: Statistics | None, *, strict: bool, then: Callable[[], None]
     ) -> Plan:
         """Have one rank make the plan, and all apply it, or none where ``then`` raises on the changed model."""
-        plan, bases = self.agree(make, example)
-        base = unwrap(self.model)
+        plan, bases = self.agree(make, stats)
+        base, example = unwrap(self.model), None if stats is None else stats.example
         options = {"example": example, "optimizer": self.optimizer, "ema": self.ema, "strict": strict}
 
         def change() -> None:

@@ -92,7 +92,7 @@ class FusedLayer(PCModule):
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
         """V W~ Uᵀ, and what is kept beside it, with the channels last in memory."""
-        weight = self.kernel.to(dtype).movedim(1, -1)
+        weight = self.full_kernel.to(dtype).movedim(1, -1)
         if self.output_basis is not None:
             weight = (self.output_basis.to(dtype) @ weight.flatten(1)).unflatten(1, weight.shape[1:])
         dense = (weight @ self.basis.to(dtype).T).movedim(-1, 1)
@@ -108,7 +108,7 @@ class FusedConv(FusedLayer):
     def constant(self) -> Tensor:
         # b~ - (Σ_k W~_k) Uᵀmu from the rounded W~ and U, in fp32.
         dtype = compute_dtype(self.weight)
-        shift = response_to_constant(self.kernel.to(dtype), project_constant(self.mean, self.basis.to(dtype)))
+        shift = response_to_constant(self.full_kernel.to(dtype), project_constant(self.mean, self.basis.to(dtype)))
         if self.output_basis is not None:
             shift = response_to_constant(self.output_basis.to(dtype), shift)
         if self.offset_weight is not None:
@@ -131,8 +131,8 @@ class FusedConv(FusedLayer):
 
     def _product(self, projected: Tensor, bias: Tensor | None) -> Tensor:
         if self.output_basis is None:
-            return convolve_padded(projected, self.kernel, bias, self.geometry, projected=True)
-        core = convolve_padded(projected, self.kernel, None, self.geometry, projected=True)
+            return convolve_padded(projected, self.full_kernel, bias, self.geometry, projected=True)
+        core = convolve_padded(projected, self.full_kernel, None, self.geometry, projected=True)
         kernel = pointwise(self.output_basis.to(core.dtype), core.dim() - 2)
         if bias is not None:
             return convolve(core, kernel, bias, 1)
@@ -167,7 +167,7 @@ class FusedConv2d(FusedConv, PCConv2d):
     def _handed(self, projected: Tensor) -> Handed:
         if not self.gives_moments:
             return super()._handed(projected)
-        weight = filled(self.kernel, 1, projected.shape[1])
+        weight = filled(self.full_kernel, 1, projected.shape[1])
         product, *moments = narrow_conv(projected, weight, self.geometry.stride[0], self.geometry.pads[0][0])
         return Handed(product, self, tuple(moments))
 

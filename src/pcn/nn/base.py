@@ -45,9 +45,13 @@ class PCModule(Transformed):
         kernel_rank: int | None = None,
         **factory: Any,
     ) -> None:
-        for name, value in (("rank", rank), ("output_rank", output_rank), ("kernel_rank", kernel_rank)):
+        for name, value in (("rank", rank), ("output_rank", output_rank)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value}: give a whole number of at least 1")
+        if kernel_rank is not None and not (type(kernel_rank) is int and 1 <= kernel_rank <= math.prod(kernel)):
+            raise ConfigError(
+                f"kernel_rank={kernel_rank!r}: give a whole number from 1 to the {math.prod(kernel)} taps"
+            )
         trained = outputs if output_rank is None else self.groups * output_rank
         taps = kernel if kernel_rank is None else (kernel_rank,)
         self.weight = nn.Parameter(torch.empty(trained, rank, *taps, **factory))
@@ -67,7 +71,7 @@ class PCModule(Transformed):
         self.reset_parameters()
 
     @property
-    def kernel(self) -> Tensor:
+    def full_kernel(self) -> Tensor:
         """The weight with every tap of the kernel, (n, r, *kernel)."""
         return self.weight if self.kernel_basis is None else of_patterns(self.weight, self.kernel_basis, self.groups)
 

@@ -80,7 +80,7 @@ class PCConvNd(PCModule):
         return tuple((int(side), int(side)) for side in self.padding)
 
     def forward(self, input: Tensor) -> Tensor:  # the stock layer's name, for those who call it by keyword
-        tensors = self.kernel, self.bias, self.mean, self.basis
+        tensors = self.full_kernel, self.bias, self.mean, self.basis
         return pc_conv(input, *tensors, self.geometry, self.offset_weight, self.output_basis)
 
     def extra_repr(self) -> str:

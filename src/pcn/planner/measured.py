@@ -17,10 +17,14 @@ RankPair = tuple[int, int | None]  # rank and output rank (None: all outputs are
 
 @dataclass(frozen=True)
 class LayerUsage:
-    """What one layer takes: ``whole`` as it is, and in the forms that were tried, a grid of ranks and output ranks."""
+    """What one layer takes: ``whole`` as it is, and in the forms that were tried, a grid of ranks and output ranks.
+
+    In these, directions were read in ``kernel_rank`` patterns of taps, or by every tap (None).
+    """
 
     whole: Usage
     tried: Mapping[RankPair, Usage] = field(default_factory=dict)
+    kernel_rank: int | None = None
 
     def at(self, rank: int | None, output_rank: int | None = None) -> Usage:
         """What it takes at any rank, between those that were tried; below the lowest, as much as there.
@@ -105,6 +109,8 @@ class Measured:
         for name in free:
             if self.looked_at is not None and name not in self.looked_at:
                 raise ConfigError(f"{name!r} was left out when costs were measured: measure with this budget")
+            if name in self.layers and self.layers[name].kernel_rank != plan.layers[name].kernel_rank:
+                raise ConfigError(f"{name!r} was measured with another kernel_rank: measure with this budget")
         if None not in (state, self.state) and state != self.state:
             raise ConfigError(
                 f"costs were measured for an optimizer that keeps {self.state} numbers for each one trained, and this "
@@ -114,7 +120,11 @@ class Measured:
     def to_json(self) -> str:
         """The measurements as a text that :meth:`from_json` reads back as equal ones."""
         layers = {
-            name: {"whole": astuple(layer.whole), "tried": [[*form, *astuple(u)] for form, u in layer.tried.items()]}
+            name: {
+                "whole": astuple(layer.whole),
+                "tried": [[*form, *astuple(u)] for form, u in layer.tried.items()],
+                "kernel_rank": layer.kernel_rank,
+            }
             for name, layer in self.layers.items()
         }
         return json.dumps({**asdict(self), "rest": astuple(self.rest), "layers": layers})
@@ -125,7 +135,11 @@ class Measured:
         try:
             data = json.loads(text)
             layers = {
-                name: LayerUsage(Usage(*each["whole"]), {(row[0], row[1]): Usage(*row[2:]) for row in each["tried"]})
+                name: LayerUsage(
+                    Usage(*each["whole"]),
+                    {(row[0], row[1]): Usage(*row[2:]) for row in each["tried"]},
+                    each.get("kernel_rank"),
+                )
                 for name, each in data.pop("layers").items()
             }
             names = data.pop("looked_at")

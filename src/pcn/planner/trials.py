@@ -57,8 +57,9 @@ class Trials:
         only = kept.only_for(name)
         whole = bytes_of_tensors(layer, self.state) + Usage(activations_bytes=sum(only.values()))
         tried: dict[RankPair, Usage] = {}
+        patterns = self._patterns(name, layer)
         for number, read in enumerate(kept.reads[name]):
-            for form, trial in self._forms(layer, read).items():
+            for form, trial in self._forms(layer, read, patterns).items():
                 own = Usage(activations_bytes=only.get(read.key, 0)) if trial.keeps_input else Usage()
                 if form is None:
                     whole += Usage(time_ns=trial.usage.time_ns)
@@ -66,16 +67,22 @@ class Trials:
                     spent = trial.usage + own
                     again = replace(spent, weights_bytes=0, gradients_bytes=0, optimizer_bytes=0)
                     tried[form] = tried[form] + again if number else spent
-        return LayerUsage(whole, tried)
+        return LayerUsage(whole, tried, patterns)
 
-    def _forms(self, layer: nn.Module, read: Read) -> dict[RankPair | None, _Trial]:
+    def _patterns(self, name: str, layer: nn.Module) -> int | None:
+        """The patterns of taps in which the layer would be read, as :func:`pcn.make_plan` has it."""
+        own = self.config.rule_for(name)[0].kernel_rank
+        asked = self.config.kernel_rank if own is None else own
+        return asked if asked is not None and asked < canonical_weight(layer).shape[2:].numel() else None
+
+    def _forms(self, layer: nn.Module, read: Read, patterns: int | None) -> dict[RankPair | None, _Trial]:
         weight = canonical_weight(layer)
-        sizes = (str(layer), replace(read, key=0), weight.dtype, layout_of(weight), weight.requires_grad)
+        sizes = (str(layer), replace(read, key=0), weight.dtype, layout_of(weight), weight.requires_grad, patterns)
         if sizes not in self._known:
             like = read.like()
             trials: dict[RankPair | None, _Trial] = {None: self._try(layer, like)}
             for rank, outputs in self._grid(layer):
-                trials[rank, outputs] = self._try(self._part(layer, rank, outputs), like)
+                trials[rank, outputs] = self._try(self._part(layer, rank, outputs, patterns), like)
             self._known[sizes] = _rising(trials)
         return self._known[sizes]
 
@@ -86,15 +93,14 @@ class Trials:
             yield rank, None
             yield from ((rank, each) for each in outputs)
 
-    def _part(self, layer: nn.Module, rank: int, outputs: int | None) -> nn.Module:
-        patterns, taps = self.config.kernel_rank, canonical_weight(layer).shape[2:].numel()
+    def _part(self, layer: nn.Module, rank: int, outputs: int | None, patterns: int | None) -> nn.Module:
         part = empty_like(
             layer,
             rank,
             train_basis=self.config.train_basis,
             offset=self.config.keep_dropped,
             output_rank=outputs,
-            kernel_rank=patterns if patterns is not None and patterns < taps else None,
+            kernel_rank=patterns,
         )
         with torch.no_grad():
             for tensor in (*part.parameters(), *part.buffers()):

@@ -55,7 +55,7 @@ def _settle(layer: LayerPlan, output_reason: str | None) -> LayerPlan:
     if layer.rank is not None and layer.rank >= left != layer.in_features // layer.groups:
         if layer.order == "kept_block":
             layer = replace(layer, rank=left)
-        else:
+        elif layer.kernel_rank is None:
             layer = layer.with_note(f"rank {layer.rank} for the {left} inputs kept: a plain layer would be smaller")
     if layer.output_rank is not None and layer.output_rank >= layer.kept_outputs // layer.groups:
         layer = replace(layer, output_rank=None)

@@ -109,15 +109,16 @@ class Plan:
         """
         from pcn.plans.fit import check_plan_fits, check_statistics
         from pcn.rewriting.bases import find_bases
+        from pcn.rewriting.patterns import measure_taps, with_patterns
         from pcn.rewriting.surgery import apply_plan_
 
         check_changeable(model, optimizer)
         check_plan_fits(self, unwrap(model))
         check_statistics(stats, unwrap(model))
         example = stats.example if check else None
-        apply_plan_(
-            self, model, find_bases(self, stats, model), example=example, optimizer=optimizer, ema=ema, strict=strict
-        )
+        bases = find_bases(self, stats, model)
+        bases = with_patterns(self, bases, measure_taps(self, bases, unwrap(model), stats))
+        apply_plan_(self, model, bases, example=example, optimizer=optimizer, ema=ema, strict=strict)
         return self
 
     def reshape_(self, model: nn.Module) -> Plan:

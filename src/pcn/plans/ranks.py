@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from pcn.config import LayerRule, PCNConfig
-from pcn.errors import ConfigError
+from pcn.errors import ConfigError, StatisticsError
 from pcn.layers import canonical_weight, groups_of, layer_type
 from pcn.plans.layer_plan import NO_RANK, LayerPlan
 from pcn.rank_rules import ExplainedVariance, Fixed, RankRule, SpectrumLike, Threshold, as_rank_rule
@@ -124,7 +124,7 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         )
     if stats is not None and config.needs_gradients:
         stats.check_gradients(layer.name)
-    patterns = _kernel_rank(layer, config.kernel_rank if rule.kernel_rank is None else rule.kernel_rank)
+    patterns = _kernel_rank(layer, rule, config, stats)
     outputs = None if rule.output_rank is None else _output_rank(layer, rule.output_rank, config)
     activation = None if stats is None else stats.layers[layer.name]
     planned = replace(layer, rank=rank, output_rank=outputs, kernel_rank=patterns, activation=activation)
@@ -154,10 +154,18 @@ def is_made_up(layer: LayerPlan, samples: int) -> bool:
     return layer.rank is not None and layer.basis != "random" and samples - 1 < layer.rank < width
 
 
-def _kernel_rank(layer: LayerPlan, wish: int | None) -> int | None:
+def _kernel_rank(layer: LayerPlan, rule: LayerRule, config: PCNConfig, stats: Statistics | None) -> int | None:
     """The number of patterns of taps; None where every tap is as good."""
+    wish = config.kernel_rank if rule.kernel_rank is None else rule.kernel_rank
+    if rule.kernel_rank is not None and layer.taps == 1 and layer.name in config.layers:
+        raise ConfigError(f"{layer.name!r} is asked for kernel_rank {rule.kernel_rank}, but has a single tap")
     if wish is None or wish >= layer.taps:
         return None
+    if stats is not None and stats.example is None:
+        raise StatisticsError(
+            f"{layer.name!r}: patterns of taps (kernel_rank={wish}) are measured on a batch, and these statistics hold "
+            "none: analyze in the same process; a file holds one unless the model was called by a function of yours"
+        )
     if layer.order == "kept_block":
         raise ConfigError(
             f"{layer.name!r}: order 'kept_block' makes PCA bases of its own, which cannot go with kernel_rank={wish}: "

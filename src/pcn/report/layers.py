@@ -37,6 +37,7 @@ def _row(layer: LayerPlan, spectra: Spectra, config: PCNConfig, kept: Row | None
         "outputs": layer.out_features,
         "groups": layer.groups,
         "taps": layer.taps,
+        "trained_taps": layer.trained_taps,
         "bias": layer.bias,
         "in_positions": layer.in_positions,
         "out_positions": layer.out_positions,

@@ -45,7 +45,7 @@ function sizesOf(layer, rank) {
   if (rank === null) {
     return { trainable: layer.trainable, stored: layer.trainable, flops: known ? layer.flops : null };
   }
-  const trainable = layer.outputs * (rank * layer.taps + 1);
+  const trainable = layer.outputs * (rank * layer.trained_taps + 1);
   const operations = layer.out_positions * layer.outputs * rank * layer.taps + layer.in_positions * layer.inputs * rank;
   return { width, trainable, stored: trainable + layer.inputs * (rank + 1), flops: known ? 2 * operations : null };
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 import torch
@@ -17,8 +17,7 @@ from pcn.plans.ranks import few_samples, is_made_up
 from pcn.plans.table import shorten
 from pcn.rewriting import directions
 from pcn.rewriting.directions import Directions
-from pcn.rewriting.patterns import find_patterns
-from pcn.statistics import Statistics, eigen
+from pcn.statistics import Statistics
 from pcn.warn import warn
 
 
@@ -49,31 +48,10 @@ Bases = dict[str, Basis]
 
 
 def find_bases(plan: Plan, stats: Statistics, model: nn.Module) -> Bases:
-    """Work out the coordinates for a plan; with them it can be applied without the statistics."""
+    """Work out the coordinates for a plan, all but patterns of taps, which :mod:`pcn.rewriting.patterns` measures."""
     base = unwrap(model)
     _warn_of_few_samples(plan, stats)
-    bases = {layer.name: _find(plan, layer, stats, base) for layer in plan.transformed}
-    patterned = {layer.name: layer for layer in plan.transformed if layer.kernel_rank is not None}
-    found = find_patterns(base, stats, {name: (bases[name].mean, bases[name].directions) for name in patterned})
-    return bases | {name: _patterned(bases[name], patterned[name], found[name]) for name in patterned}
-
-
-def _patterned(basis: Basis, layer: LayerPlan, covariance: Tensor) -> Basis:
-    """With the patterns of taps that vary most, along every direction."""
-    assert layer.kernel_rank is not None
-    values, vectors = eigen.full(covariance)
-    leading = vectors[..., : layer.kernel_rank]
-    found = directions.preconditioned(
-        Directions(leading, leading, values[..., : layer.kernel_rank]), layer.precondition
-    )
-    shape = (len(covariance), layer.kernel_rank, *layer.kernel)
-    usual = values.mean(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
-    return replace(
-        basis,
-        patterns=found.along.mT.reshape(shape),
-        pattern_dual=found.back.mT.reshape(shape),
-        pattern_variances=found.variances / usual,
-    )
+    return {layer.name: _find(plan, layer, stats, base) for layer in plan.transformed}
 
 
 def _warn_of_few_samples(plan: Plan, stats: Statistics) -> None:

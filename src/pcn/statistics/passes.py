@@ -31,7 +31,9 @@ class Passes:
     ranks: Ranks
 
     def collect_(self, collector: Collector, loss: Loss | None = None) -> Example | None:
-        """Go over the batches once, forth and, for a loss, back; returns the first batch, if this process has one."""
+        """Go over the batches once, forth and, for a loss, back; returns the first batch with a sample, if
+        this process has one, or the first.
+        """
         example = self.ranks.together(lambda: self._alone(collector, loss))
         if not any(self.ranks.gather(example is not None)):
             raise StatisticsError("there was no batch: a data loader that was iterated before may be used up")
@@ -66,7 +68,7 @@ class Passes:
                 else:
                     self._differentiate(collector, loss, batch, example.samples)
             collector.end_batch()
-            if first is None:
+            if first is None or (first.is_empty and not example.is_empty):
                 first = example.with_inputs(tree_map_only(Tensor, torch.Tensor.detach, example.inputs))
                 collector.check_finite()  # numbers that are not finite show early
         collector.check_finite()

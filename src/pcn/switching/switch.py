@@ -249,7 +249,7 @@ class Switch:
         batches = engine.ranks.together(lambda: repeatable(batches))
         found = stats or self.look(batches)
         self.statistics = found
-        fading = Fading(*engine.agree(lambda: self._make(found, batches), found.example), self.fade)
+        fading = Fading(*engine.agree(lambda: self._make(found, batches), found), self.fade)
         engine.try_(fading.plan, fading.bases, found.example, strict=self.strict)  # what cannot work shows now
         self._fading = fading
         return None
@@ -270,15 +270,15 @@ class Switch:
         if self.recalibrate or self._measures_worth:
             batches = ranks.together(lambda: repeatable(batches))
         found = stats or self.look(batches)
-        plan = self._cut(lambda: self._make(found, batches), found.example, batches)
+        plan = self._cut(lambda: self._make(found, batches), found, batches)
         self.statistics = found
         return plan
 
-    def _cut(self, make: Callable[[], tuple[Plan, Bases]], example: Example | None, batches: Batches) -> Plan:
+    def _cut(self, make: Callable[[], tuple[Plan, Bases]], stats: Statistics | None, batches: Batches) -> Plan:
         """Have one process make a plan and all apply it; or none, where anything fails."""
         engine, norms = self._engine, self._recalibration(batches)
         before = engine.before_switch_()
-        self.plan = engine.apply_(make, example, strict=self.strict, then=norms.measure)
+        self.plan = engine.apply_(make, stats, strict=self.strict, then=norms.measure)
         norms.write_()
         engine.after_switch(before)
         return self.plan

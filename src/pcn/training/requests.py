@@ -95,11 +95,12 @@ def _own_config(settings: Settings) -> PCNConfig:
 def _layer_rule(name: str, rule: object) -> LayerRule:
     if isinstance(rule, str | float | int) and not isinstance(rule, bool):
         return LayerRule(parse_rank(str(rule)))
-    if not isinstance(rule, Mapping) or not rule.keys() <= {"rank", "keep_outputs", "output_rank"}:
+    if not isinstance(rule, Mapping) or not rule.keys() <= {"rank", "keep_outputs", "output_rank", "kernel_rank"}:
         raise ConfigError(f"layers.{name}: give a rank, or more as in {{rank = 16, keep_outputs = 32}}")
     rank = rule.get("rank")
     kept, trained = (count_or_fraction(rule.get(key)) for key in ("keep_outputs", "output_rank"))
-    return LayerRule(None if rank is None else parse_rank(str(rank)), kept, output_rank=trained)
+    patterns = rule.get("kernel_rank")
+    return LayerRule(None if rank is None else parse_rank(str(rank)), kept, output_rank=trained, kernel_rank=patterns)
 
 
 def analysis_options(settings: Settings, config: PCNConfig) -> dict[str, Any]:
