@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -108,15 +108,20 @@ def covariances(model: nn.Module, batches: Iterable[Tensor]) -> dict[PCModule, T
         ones = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
         sums[layer].append((ones.T @ ones).double())
 
-    hooks = [layer.register_forward_pre_hook(watch) for layer in layers]
+    run_watched(model, batches, dict.fromkeys(layers, watch))
+    return {layer: _covariance(torch.stack(found).sum(0)) for layer, found in sums.items() if found}
+
+
+def run_watched(model: nn.Module, batches: Iterable[Tensor], hooks: Mapping[nn.Module, Callable[..., None]]) -> None:
+    """Run the model on batches with hooks before some of its modules, batch norm as in training."""
+    handles = [module.register_forward_pre_hook(hook) for module, hook in hooks.items()]
     try:
         with untouched(model, "batch"):
             for batch in batches:
                 model(batch)
     finally:
-        for hook in hooks:
-            hook.remove()
-    return {layer: _covariance(torch.stack(found).sum(0)) for layer, found in sums.items() if found}
+        for handle in handles:
+            handle.remove()
 
 
 def _covariance(sums: Tensor) -> Tensor:

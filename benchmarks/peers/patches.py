@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 from pcn.costs.count import count
 from pcn.rewriting import directions
 from pcn.rewriting.directions import Directions
-from pcn.running.untouched import untouched
 from pcn.statistics import eigen
 from pcn.training import Trainer
+from peers.coordinates import run_watched
 from peers.factors import inner_layers
 from peers.switches import Batches, PeerSwitch
 
@@ -146,14 +146,7 @@ def patch_covariances(model: nn.Module, layers: dict[str, nn.Conv2d], batches: I
 
         return hook
 
-    hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
-    try:
-        with untouched(model, "batch"):
-            for batch in batches:
-                model(batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    run_watched(model, batches, {layer: watch(name) for name, layer in layers.items()})
     counted = {name: (each[:-1, :-1], each[:-1, -1], each[-1, -1]) for name, each in sums.items()}
     return {name: both / n - torch.outer(total, total) / n**2 for name, (both, total, n) in counted.items()}
 

@@ -148,6 +148,12 @@ class PCNConfig:
             return replace(how, rank=self.rank, keep_outputs=self.keep_outputs, output_rank=self.output_rank), False
         return rule, name in self.layers
 
+    def patterns(self, name: str, taps: int) -> int | None:
+        """In how many patterns of its taps each direction of a layer is read; None where it is by every tap."""
+        own = self.rule_for(name)[0].kernel_rank
+        asked = self.kernel_rank if own is None else own
+        return asked if asked is not None and asked < taps else None
+
     def fixes(self, name: str) -> bool:
         """Say whether ``layers`` has sizes for this layer, by name or by glob."""
         rule = self._own_rule(name)

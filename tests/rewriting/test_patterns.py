@@ -348,6 +348,15 @@ def test_zeros_around_images_are_read_as_the_layer_reads_them(padding: Any, size
     torch.testing.assert_close(found, expected.square().sum((0, 2, 3)))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_fresh_patterns_are_orthonormal_in_every_layout(layout: torch.memory_format) -> None:
+    layer = PCConv2d(8, 6, 3, rank=4, kernel_rank=3).to(memory_format=layout)
+    layer.kernel_basis.fill_(torch.nan)
+    layer.reset_parameters()
+    patterns = layer.kernel_basis.flatten(2)
+    torch.testing.assert_close(patterns @ patterns.mT, torch.eye(3).expand(4, 3, 3), rtol=0, atol=1e-5)
+
+
 def test_a_user_may_have_a_kernel() -> None:
     class Named(nn.Conv2d):
         def __init__(self, *sizes: int) -> None:

@@ -108,7 +108,9 @@ class PCModule(Transformed):
             _fill_orthonormal_(self.output_basis, self.groups)
         if self.kernel_basis is not None:
             for patterns in self.kernel_basis:
-                _fill_orthonormal_(patterns.flatten(1).T, 1)
+                across = torch.empty_like(patterns).flatten(1).T  # a view of them there is not in every layout
+                _fill_orthonormal_(across, 1)
+                patterns.copy_(across.T.reshape(patterns.shape))
 
     @torch.no_grad()
     def load_(self, projected: Projected) -> None:

@@ -57,7 +57,7 @@ class Trials:
         only = kept.only_for(name)
         whole = bytes_of_tensors(layer, self.state) + Usage(activations_bytes=sum(only.values()))
         tried: dict[RankPair, Usage] = {}
-        patterns = self._patterns(name, layer)
+        patterns = self.config.patterns(name, canonical_weight(layer).shape[2:].numel())
         for number, read in enumerate(kept.reads[name]):
             for form, trial in self._forms(layer, read, patterns).items():
                 own = Usage(activations_bytes=only.get(read.key, 0)) if trial.keeps_input else Usage()
@@ -68,12 +68,6 @@ class Trials:
                     again = replace(spent, weights_bytes=0, gradients_bytes=0, optimizer_bytes=0)
                     tried[form] = tried[form] + again if number else spent
         return LayerUsage(whole, tried, patterns)
-
-    def _patterns(self, name: str, layer: nn.Module) -> int | None:
-        """The patterns of taps in which the layer would be read, as :func:`pcn.make_plan` has it."""
-        own = self.config.rule_for(name)[0].kernel_rank
-        asked = self.config.kernel_rank if own is None else own
-        return asked if asked is not None and asked < canonical_weight(layer).shape[2:].numel() else None
 
     def _forms(self, layer: nn.Module, read: Read, patterns: int | None) -> dict[RankPair | None, _Trial]:
         weight = canonical_weight(layer)

@@ -156,10 +156,10 @@ def is_made_up(layer: LayerPlan, samples: int) -> bool:
 
 def _kernel_rank(layer: LayerPlan, rule: LayerRule, config: PCNConfig, stats: Statistics | None) -> int | None:
     """The number of patterns of taps; None where every tap is as good."""
-    wish = config.kernel_rank if rule.kernel_rank is None else rule.kernel_rank
     if rule.kernel_rank is not None and layer.taps == 1 and layer.name in config.layers:
         raise ConfigError(f"{layer.name!r} is asked for kernel_rank {rule.kernel_rank}, but has a single tap")
-    if wish is None or wish >= layer.taps:
+    wish = config.patterns(layer.name, layer.taps)
+    if wish is None:
         return None
     if stats is not None and stats.example is None:
         raise StatisticsError(

@@ -28,9 +28,8 @@ from pcn.statistics.pieces import exact_products
 MOST = 2**25  # numbers of patches that are held at once
 GIVE = "analyze anew, with such a batch first, or leave kernel_rank out"
 
-TapMoments = dict[
-    str, Tensor
-]  # layer -> sums of products of what its taps read along each direction, (g*r, taps, taps)
+# Layer -> sums of products of what its taps read along each direction, (g*r, taps, taps).
+TapMoments = dict[str, Tensor]
 
 
 def patterned(plan: Plan) -> list[LayerPlan]:
