@@ -243,7 +243,7 @@ def test_what_no_model_could_be_trained_by_is_wrong_usage(tmp_path: Path, capsys
     "asked",
     [
         {"params": 0.5}, {"layers": {"fc1": 4}}, {"exclude": "fc1"}, {"keep_outputs": 0}, {"fade_epochs": 1.0},
-        {"train_basis": True}, {"keep_dropped": True}, {"basis": "balanced"}, {"precondition": 0.0},
+        {"train_basis": True}, {"keep_dropped": True}, {"basis": "balanced"}, {"precondition": 0.0}, {"kernel_rank": 2},
         {"recalibrate": True}, {"order": "project_first"}, {"skip_larger": False},
     ],
 )  # fmt: skip
@@ -382,6 +382,24 @@ def test_how_the_layers_inputs_are_measured() -> None:
         Settings(analysis_pool=0)
     with pytest.raises(pcn.ConfigError, match="decoupled_decay"):
         Settings(optimizer="adam", decoupled_decay=True)
+
+
+def test_a_run_trains_patterns_of_taps(tmp_path: Path) -> None:
+    settings = Settings(
+        model="small_network:residual", data="digits", epochs=3, batch=128, learning_rate=0.1, switch_at="1",
+        rank="0.5", layers={"stage1.0.conv2": {"rank": 4, "kernel_rank": 2}}, kernel_rank=4, skip_larger=False,
+    )  # fmt: skip
+    with RunFolder(tmp_path, settings) as folder:
+        trainer = Trainer(settings, load_data(settings, torch.device("cpu"), torch.float32), folder)
+        assert trainer.run() is not None
+    layers = dict(trainer.model.named_modules())
+    assert layers["stage1.0.conv2"].kernel_rank == 2
+    assert layers["stage1.0.conv1"].kernel_rank == 4
+    with RunFolder(tmp_path, settings) as folder:  # taken up again where it ended
+        again = Trainer(settings, load_data(settings, torch.device("cpu"), torch.float32), folder)
+        again.run()
+    for name, tensor in trainer.model.state_dict().items():
+        torch.testing.assert_close(again.model.state_dict()[name], tensor)
 
 
 def test_fused_steps_train_as_the_others_do(tmp_path: Path) -> None:

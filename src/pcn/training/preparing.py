@@ -65,5 +65,5 @@ def lay_out_(run: Trainer) -> None:
     """Have convolutions' channels last in memory, which they are fastest with, on a GPU and on a CPU."""
     layout = torch.channels_last if run.channels_last else torch.contiguous_format
     for module in run.model.modules():
-        if isinstance(module, nn.Conv2d | PCConv2d):
+        if isinstance(module, nn.Conv2d | PCConv2d) and module.weight.dim() == 4:  # patterns of taps have no layout
             module.weight.data = module.weight.data.contiguous(memory_format=layout)
