@@ -70,15 +70,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "tuned, patches, even shares": {**TUNED, "switch": partial(PatchSwitch, even=True)},
     "tuned, separable patches": {**TUNED, "switch": partial(PatchSwitch, separable=True)},
     "tuned, separable patches, even shares": {**TUNED, "switch": partial(PatchSwitch, separable=True, even=True)},
-    "tuned, patches of 3 positions": {**TUNED, "switch": partial(PatchSwitch, positions=3)},
     "tuned, patches of 4 positions": {**TUNED, "switch": partial(PatchSwitch, positions=4)},
     "tuned, patches of 6 positions": {**TUNED, "switch": partial(PatchSwitch, positions=6)},
-    "tuned, patches of 4 positions, floor 3/16": {
-        **TUNED,
-        "switch": partial(PatchSwitch, positions=4, floor=0.1875),
-    },
     "tuned, batch statistics, precondition 1, kernel rank 4": {**AS_TRAINED, **TUNED, "kernel_rank": 4},
-    "tuned, batch statistics, precondition 1, kernel rank 6": {**AS_TRAINED, **TUNED, "kernel_rank": 6},
     "tuned, batch statistics, precondition 1, kernel rank 4, even ranks": {
         **AS_TRAINED,
         **TUNED,
@@ -244,10 +238,8 @@ PATCHES = (  # is it better spent on directions of whole patches than of channel
     "tuned, patches, even shares",
     "tuned, separable patches",
     "tuned, separable patches, even shares",
-    "tuned, patches of 3 positions",
     "tuned, patches of 4 positions",
     "tuned, patches of 6 positions",
-    "tuned, patches of 4 positions, floor 3/16",
     "tuned, batch statistics, precondition 1, basis trained",
     "tuned, batch statistics, precondition 1, floor 3/16",
 )

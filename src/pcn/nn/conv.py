@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pcn.errors import ConfigError
 from pcn.nn.base import PCModule
-from pcn.nn.functional import Geometry, pc_conv
+from pcn.nn.functional import Geometry, pads_of, pc_conv
 
 Size = int | Sequence[int]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -69,15 +69,8 @@ class PCConvNd(PCModule):
 
     @property
     def geometry(self) -> Geometry:
-        return Geometry(self.stride, self._pads(), self.dilation, self.groups, self.padding_mode)
-
-    def _pads(self) -> tuple[tuple[int, int], ...]:
-        if self.padding == "valid":
-            return ((0, 0),) * len(self.kernel_size)
-        if self.padding == "same":
-            totals = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
-            return tuple((total // 2, total - total // 2) for total in totals)
-        return tuple((int(side), int(side)) for side in self.padding)
+        pads = pads_of(self.kernel_size, self.dilation, self.padding)
+        return Geometry(self.stride, pads, self.dilation, self.groups, self.padding_mode)
 
     def forward(self, input: Tensor) -> Tensor:  # the stock layer's name, for those who call it by keyword
         tensors = self.full_kernel, self.bias, self.mean, self.basis

@@ -35,6 +35,27 @@ class Geometry(NamedTuple):
         return self.padding_mode == "zeros" and any(map(any, self.pads))
 
 
+def pads_of(
+    kernel_size: tuple[int, ...], dilation: tuple[int, ...], padding: tuple[int, ...] | str
+) -> tuple[tuple[int, int], ...]:
+    """What a convolution puts before and after its input, in every spatial dimension, by its ``padding``.
+
+    >>> pads_of((3, 4), (1, 1), "same"), pads_of((3, 4), (1, 1), (2, 0))
+    (((1, 1), (1, 2)), ((2, 2), (0, 0)))
+    """
+    if padding == "valid":
+        return ((0, 0),) * len(kernel_size)
+    if padding == "same":
+        totals = [d * (k - 1) for d, k in zip(dilation, kernel_size, strict=True)]
+        return tuple((total // 2, total - total // 2) for total in totals)
+    return tuple((int(side), int(side)) for side in padding)
+
+
+def sides(pads: tuple[tuple[int, int], ...]) -> list[int]:
+    """The same as ``F.pad`` takes it: the last dimension first."""
+    return [side for pair in reversed(pads) for side in pair]
+
+
 def pc_linear(
     x: Tensor,
     weight: Tensor,
@@ -130,8 +151,7 @@ def convolve_padded(
     stride, pads, dilation, groups, mode = geometry
     padding = tuple(before for before, _ in pads)
     if mode != "zeros" or any(before != after for before, after in pads):
-        flat = [side for pair in reversed(pads) for side in pair]
-        x = F.pad(x, flat, mode="constant" if mode == "zeros" else mode)
+        x = F.pad(x, sides(pads), mode="constant" if mode == "zeros" else mode)
         padding = (0,) * len(pads)
     filters = weight.shape[0]
     if groups == 1:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from pcn.errors import StatisticsError
 from pcn.layers import groups_of
+from pcn.nn.functional import pads_of, sides
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 from pcn.rewriting import directions
@@ -118,22 +119,15 @@ def tap_moments(x: Tensor, layer: Any, mean: Tensor, along: Tensor) -> Tensor:
 
 
 def _padded(read: Tensor, centre: Tensor, layer: Any) -> Tensor:
-    """What stands around images: zeros there are -c along directions, as what is read is centred."""
+    """What stands around images: zeros there are -c along directions, as what is read is centred.
+
+    How many is said by the layer's padding as it is now, which somebody may have set after it was made.
+    """
     if layer.padding_mode != "zeros":
         return F.pad(read, list(layer._reversed_padding_repeated_twice), mode=layer.padding_mode)
-    pads = _zeros_around(layer)
+    pads = sides(pads_of(layer.kernel_size, layer.dilation, layer.padding))
     inside = F.pad(read.new_ones(1, 1, *read.shape[2:]), pads)
     return F.pad(read, pads) - (1 - inside) * centre
-
-
-def _zeros_around(layer: Any) -> list[int]:
-    """As F.pad takes them; by the layer's padding as it is now, which somebody may have set later."""
-    if layer.padding == "valid":
-        return [0, 0] * len(layer.kernel_size)
-    if layer.padding == "same":
-        totals = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-        return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
-    return [int(side) for side in reversed(layer.padding) for _ in range(2)]
 
 
 def _patches(images: Tensor, layer: Any) -> Tensor:
