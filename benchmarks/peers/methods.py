@@ -58,9 +58,9 @@ def changes(run: Run, base: Settings, plan: Path) -> dict[str, Any]:
         case "pcn-paper":
             return {**switched, **parent.paper[target], "carry_state": False}
         case "pcn-planner":
-            return {**switched, "params": target}
+            return {**switched, "params": target, **parent.planner}
         case "pcn-planner-random-basis":
-            return {**switched, "params": target, "basis": "random"}
+            return {**switched, "params": target, **parent.planner, "basis": "random"}
         case "svd-quarter" | "svd-stable-rank":
             return switched  # the method sets the optimizer up itself
         case "torch-pruning":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,13 +23,17 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Parent:
-    """A network with its recipe; ``paper`` has the settings of the paper's PCN for every size that is compared."""
+    """A network with its recipe; ``paper`` has the settings of the paper's PCN for every size that is compared.
+
+    ``planner`` says how a budget is spent where that is not the library's default.
+    """
 
     recipe: Callable[[int, int, Path], Settings]  # (seed, epochs, folder of the data)
     switch: Callable[[int], int]  # the epoch of the switch in a run of so many epochs
     paper: Mapping[int, Mapping[str, Any]]  # trainable parameters -> settings
     usual: Point  # the recipe's own
     grid: tuple[Point, ...]
+    planner: Mapping[str, Any] = field(default_factory=dict)
     grid_epochs: int = 20
 
     @property
