@@ -13,6 +13,7 @@ from torch import nn
 from pcn.config import PCNConfig
 from pcn.costs.count import count
 from pcn.graph import ChannelGraph, trace
+from pcn.maths.products import project_kernel
 from pcn.models.cifar_resnet import CIFARResNet
 from pcn.models.initialise import glorot_uniform_, resnet_
 from pcn.nn import PCModule
@@ -82,8 +83,11 @@ def initialise_(model: nn.Module) -> None:
     (resnet_ if resnet else glorot_uniform_)(model)
     for module in model.modules():
         if isinstance(module, PCModule):
-            if resnet and module.weight.ndim == 4:
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            kernel = torch.empty_like(module.full_kernel)
+            if resnet and kernel.ndim == 4:
+                nn.init.kaiming_normal_(kernel, mode="fan_out", nonlinearity="relu")
             else:
-                nn.init.xavier_uniform_(module.weight)
+                nn.init.xavier_uniform_(kernel)
+            along = module.kernel_basis
+            module.weight.copy_(kernel if along is None else project_kernel(kernel, along, module.groups))
             nn.init.zeros_(module.bias)

@@ -152,3 +152,17 @@ def test_random_bases_are_orthonormal_and_weights_drawn_as_the_parents(tmp_path:
     assert torch.allclose(layer.basis.T @ layer.basis, torch.eye(layer.rank), atol=1e-5)
     assert float(layer.weight.detach().var()) == pytest.approx(2 / (9 * layer.weight.shape[0]), rel=0.1)
     assert not layer.bias.any()
+
+
+def test_weights_along_patterns_of_taps_are_drawn_as_large_as_the_parents(tmp_path: Path) -> None:
+    import pcn
+    from peers.networks import planned
+
+    model = models.build("wide_resnet20")
+    stats = pcn.analyze(model, [torch.randn(4, 3, 32, 32)])
+    config = pcn.PCNConfig(rank=0.5, kernel_rank=4, exclude=("conv1", "fc"))
+    (tmp_path / "plan.json").write_text(pcn.make_plan(model, stats, config).to_json())
+    made: Any = planned("wide_resnet20", {}, str(tmp_path / "plan.json"))
+    layer = made.stage2[1].conv1
+    assert layer.weight.shape == (128, 64, 4)
+    assert float(layer.weight.detach().var()) == pytest.approx(2 / (9 * 128), rel=0.1)
