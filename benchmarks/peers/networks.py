@@ -13,7 +13,7 @@ from torch import nn
 from pcn.config import PCNConfig
 from pcn.costs.count import count
 from pcn.graph import ChannelGraph, trace
-from pcn.maths.products import project_kernel
+from pcn.maths.patterns import coordinates
 from pcn.models.cifar_resnet import CIFARResNet
 from pcn.models.initialise import glorot_uniform_, resnet_
 from pcn.nn import PCModule
@@ -88,6 +88,6 @@ def initialise_(model: nn.Module) -> None:
                 nn.init.kaiming_normal_(kernel, mode="fan_out", nonlinearity="relu")
             else:
                 nn.init.xavier_uniform_(kernel)
-            along = module.kernel_basis
-            module.weight.copy_(kernel if along is None else project_kernel(kernel, along, module.groups))
+            along = module.tap_patterns
+            module.weight.copy_(kernel if along is None else coordinates(kernel, along, module.groups))
             nn.init.zeros_(module.bias)

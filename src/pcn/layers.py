@@ -52,6 +52,7 @@ NEEDED = (
     "geometry",
     "kernel_basis",
     "kernel_rank",
+    "kernel_slots",
     "load_",
     "mean",
     "offset_weight",
@@ -60,6 +61,7 @@ NEEDED = (
     "rank",
     "stock",
     "stood_for",
+    "tap_patterns",
     "train_basis",
 )
 

@@ -17,8 +17,8 @@ import pcn
 from pcn.errors import ConfigError, StatisticsError
 from pcn.fusion import fuse_
 from pcn.maths.moments import along_patterns
+from pcn.maths.patterns import Patterns
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d
-from pcn.nn.functional import of_patterns
 from pcn.rewriting.fold import fold_
 from pcn.rewriting.patterns import tap_moments
 from pcn.rewriting.plain import to_plain
@@ -64,7 +64,7 @@ def test_nothing_is_lost_of_patches_that_are_one_pattern(precondition: float) ->
     model, x = built(padding=0), flat_images()
     expected = model(x)
     plan = applied(model, x, config(kernel_rank=1, precondition=precondition))
-    assert model[3].weight.shape == (8, 12, 1)
+    assert model[3].weight.shape == (8, 12)
     assert model[3].kernel_rank == plan.layers["3"].kernel_rank == 1
     torch.testing.assert_close(model(x), expected, rtol=1e-6, atol=1e-8)
 
@@ -89,6 +89,21 @@ def test_more_patterns_keep_more_of_the_response() -> None:
     assert errors[0] > errors[3] > 1e-6 > errors[4]
 
 
+def test_patterns_go_where_patches_need_them() -> None:
+    """One channel of noise needs all nine, and eleven of a colour each one pattern: 20 in all, and there are 24."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(12, 8, 3, bias=False), nn.BatchNorm2d(8)).double()
+    x = torch.randn(200, 12, 1, 1, dtype=torch.double).expand(-1, -1, 6, 6).contiguous()
+    noise = torch.randn(200, 6, 6, dtype=torch.double)
+    x[:, 5] = 3 * (noise - noise.mean((1, 2), keepdim=True))  # which goes with no colour
+    expected = model(x)
+    applied(model, x, pcn.PCNConfig(rank=1.0, kernel_rank=2, skip_larger=False))
+    counts = (model[0].kernel_slots < 24).sum(1).sort().values
+    assert counts[-1] == 9
+    assert counts[0] >= 1
+    torch.testing.assert_close(model(x), expected, rtol=1e-6, atol=1e-8)
+
+
 def test_counts_are_those_of_the_layer() -> None:
     model, x = built(), images()
     others = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("3."))
@@ -96,7 +111,8 @@ def test_counts_are_those_of_the_layer() -> None:
     layer = plan.layers["3"]
     assert layer.trainable_after == 8 * 6 * 4 + 8
     assert others + layer.trainable_after == sum(p.numel() for p in model.parameters())
-    assert layer.stored_after == sum(t.numel() for t in model[3].state_dict().values())
+    stored = (tensor.numel() for name, tensor in model[3].state_dict().items() if name != "kernel_slots")
+    assert layer.stored_after == sum(stored)  # numbers that say where others belong are not counted
     assert "12 -> 6 in 4 of 9 patterns" in str(plan)
     assert pcn.Plan.from_json(plan.to_json()) == plan
 
@@ -140,8 +156,8 @@ def test_a_layer_of_its_own_equals_its_plain_forms(kind: Any, groups: int) -> No
     layer = kind(8, 6, 3, rank=3, kernel_rank=2, padding=1, groups=groups, output_rank=2, dtype=torch.double)
     nn.init.normal_(layer.mean)
     x = torch.randn(4, 8, *[5] * spatial, dtype=torch.double)
-    assert layer.weight.shape == (2 * groups, 3, 2)
-    patterns = layer.kernel_basis.flatten(2)
+    assert layer.weight.shape == (2 * groups, 6)
+    patterns = layer.kernel_basis.view(3 * groups, 2, -1)
     eye = torch.eye(2, dtype=torch.double).expand(3 * groups, 2, 2)
     torch.testing.assert_close(patterns @ patterns.mT, eye)
     if layer.groups == 1:  # zeros around the input are no zeros along directions, which the plain chain knows as well
@@ -150,15 +166,6 @@ def test_a_layer_of_its_own_equals_its_plain_forms(kind: Any, groups: int) -> No
     valid.padding = (0,) * spatial
     torch.testing.assert_close(to_plain(nn.Sequential(valid), form="dense")(x), valid(x), rtol=1e-9, atol=1e-9)
     assert f"kernel_rank={2}" in str(layer)
-
-
-def test_gradients_by_patterns_are_those_of_the_kernel() -> None:
-    torch.manual_seed(0)
-    weight = torch.randn(6, 3, 2, dtype=torch.double, requires_grad=True)
-    patterns = torch.randn(6, 2, 3, 3, dtype=torch.double)
-    torch.autograd.gradcheck(lambda w: of_patterns(w, patterns, 2), weight)
-    expected = torch.einsum("gnrq,grqkl->gnrkl", weight.view(2, 3, 3, 2), patterns.view(2, 3, 2, 3, 3)).flatten(0, 1)
-    torch.testing.assert_close(of_patterns(weight, patterns, 2), expected)
 
 
 @pytest.mark.parametrize("precondition", [0.0, 1.0])
@@ -196,7 +203,9 @@ def test_squared_gradients_that_do_not_go_with_what_is_read() -> None:
     of_gradient = torch.rand(6, 1, 1, dtype=torch.double)
     of_tap = covariance.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
     moment = (of_gradient * of_tap).expand(6, 4, 5)
-    torch.testing.assert_close(along_patterns(moment, variances / of_tap), of_gradient * variances)
+    each = Patterns(torch.empty(20, 5), torch.arange(20).view(4, 5))
+    found = along_patterns(moment, (variances / of_tap).flatten(), each)
+    torch.testing.assert_close(found, (of_gradient * variances).flatten(1))
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
@@ -353,7 +362,7 @@ def test_fresh_patterns_are_orthonormal_in_every_layout(layout: torch.memory_for
     layer = PCConv2d(8, 6, 3, rank=4, kernel_rank=3).to(memory_format=layout)
     layer.kernel_basis.fill_(torch.nan)
     layer.reset_parameters()
-    patterns = layer.kernel_basis.flatten(2)
+    patterns = layer.kernel_basis.flatten(1).view(4, 3, 9)
     torch.testing.assert_close(patterns @ patterns.mT, torch.eye(3).expand(4, 3, 3), rtol=0, atol=1e-5)
 
 

@@ -83,7 +83,7 @@ class Engine:
         moments = self.ranks.together(lambda: measure_taps(plan, bases, base, stats))
         for each in moments.values():
             self.ranks.sum_(each)
-        return agree_on_plan(lambda: (plan, with_patterns(plan, bases, moments)), self.model, self.ranks, source)
+        return agree_on_plan(lambda: (plan, with_patterns(plan, bases, moments, base)), self.model, self.ranks, source)
 
     def try_(self, plan: Plan, bases: Bases, example: Example | None, *, strict: bool) -> None:
         """Raise on every rank what applying a plan would raise on one."""

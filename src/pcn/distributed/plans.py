@@ -16,7 +16,7 @@ from pcn.rewriting.surgery import apply_plan_
 from pcn.running.example import device_of
 
 Made = tuple[Plan, Bases]
-Shape = tuple[int, ...]
+Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 def agree_on_plan(make: Callable[[], Made], model: nn.Module, ranks: Ranks, source: int) -> Made:
@@ -66,11 +66,11 @@ def _tensors(basis: Basis) -> list[Tensor | None]:
 
 
 def _shape(tensor: Tensor | None) -> Shape | None:
-    return None if tensor is None else tuple(tensor.shape)
+    return None if tensor is None else (tuple(tensor.shape), tensor.dtype)
 
 
 def _empty(shapes: dict[str, list[Shape | None]], device: torch.device | None) -> Bases:
     def empty(shape: Shape | None) -> Tensor | None:
-        return None if shape is None else torch.empty(shape, dtype=torch.float64, device=device)
+        return None if shape is None else torch.empty(shape[0], dtype=shape[1], device=device)
 
     return {name: Basis(*(empty(shape) for shape in given)) for name, given in shapes.items()}  # type: ignore[arg-type]

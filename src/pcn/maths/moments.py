@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pcn.maths.products import cast, exact, expand, expand_kernel, grouped, outer, project, select_inputs, unproject
+from pcn.maths.patterns import Patterns, full_kernel, leading_back, owners
+from pcn.maths.products import cast, exact, expand, grouped, outer, project, select_inputs, unproject
 
 RTOL = 1e-6  # a direction of a basis that is this much shorter than another holds nothing but rounding
 LEAST = 0.5  # of what gradients that do not go together would have gathered: differences of moments are not sure
@@ -38,14 +39,15 @@ def project_first_moment(
     return cast(project(selected, basis, groups), moment)
 
 
-def along_patterns(moment: Tensor, variances: Tensor, groups: int = 1) -> Tensor:
-    """Estimate squared gradients (n, r, q) by coordinates along patterns of taps, from those by taps, (n, r, *kernel).
+def along_patterns(moment: Tensor, variances: Tensor, patterns: Patterns, groups: int = 1) -> Tensor:
+    """Estimate squared gradients (n, p) by coordinates along patterns of taps, from those by taps, (n, r, *kernel).
 
-    ``variances`` (g*r, q) are the coordinates' own, relative to their direction's at a tap: as there, a gradient that
+    ``variances`` (g*p,) are the coordinates' own, relative to their direction's at a tap: as there, a gradient that
     does not go with what is read gathers E[d²] times the variance.
     """
-    of_tap = grouped(moment, moment, groups).flatten(3).mean(3, keepdim=True)
-    return cast((of_tap * grouped(variances, moment, groups).unsqueeze(1)).flatten(0, 1), moment)
+    of_tap = grouped(moment, moment, groups).flatten(3).mean(3)
+    own = of_tap.gather(2, owners(patterns, groups).to(of_tap.device).unsqueeze(1).expand(-1, of_tap.shape[1], -1))
+    return cast((own * grouped(variances, moment, groups).unsqueeze(1)).flatten(0, 1), moment)
 
 
 class Padding(NamedTuple):
@@ -126,12 +128,11 @@ def unproject_first_moment(
     basis: Tensor,
     groups: int = 1,
     output_basis: Tensor | None = None,
-    kernel_basis: Tensor | None = None,
+    patterns: Patterns | None = None,
 ) -> Tensor:
     """Carry a running mean of gradients back: V M U⁺ + M_b muᵀ, zero in directions for which none were gathered."""
-    if kernel_basis is not None:
-        lifted = torch.linalg.pinv(exact(kernel_basis, moment).flatten(2), rtol=RTOL).mT.reshape(kernel_basis.shape)
-        moment = cast(expand_kernel(moment, lifted, groups), moment)
+    if patterns is not None:
+        moment = cast(full_kernel(moment, leading_back(patterns, groups), groups), moment)
     back = torch.linalg.pinv(grouped(basis, moment, groups), rtol=RTOL)
     whole = unproject(expand(moment, output_basis, groups), back.mT.flatten(0, 1), groups)
     return cast(whole + outer(bias_moment, mean, whole, groups), moment)

@@ -1,7 +1,7 @@
 """Products of weights (n, m/g, *kernel) with bases and vectors, group by group, in float64.
 
-Letters: m inputs, n outputs, r rank, s output rank, q kernel rank, g groups; U the basis (m, r), V the output basis
-(n, s), K the patterns of taps (g*r, q, *kernel). Row i of a basis belongs to group i // (m/g).
+Letters: m inputs, n outputs, r rank, s output rank, g groups; U the basis (m, r), V the output basis (n, s). Row i of a
+basis belongs to group i // (m/g).
 """
 
 from __future__ import annotations
@@ -61,20 +61,6 @@ def expand(weight: Tensor, output_basis: Tensor | None, groups: int) -> Tensor:
         return exact(weight, weight)
     factors = grouped(output_basis, weight, groups), grouped(weight, weight, groups)
     return torch.einsum("gns,gsr...->gnr...", *factors).flatten(0, 1)
-
-
-def expand_kernel(weight: Tensor, kernel_basis: Tensor | None, groups: int) -> Tensor:
-    """W~[n, r, k] = Σ_q C[n, r, q] K[r, q, k], in float64."""
-    if kernel_basis is None:
-        return exact(weight, weight)
-    factors = grouped(weight, weight, groups), grouped(kernel_basis, weight, groups)
-    return torch.einsum("gnrq,grq...->gnr...", *factors).flatten(0, 1)
-
-
-def project_kernel(weight: Tensor, kernel_basis: Tensor, groups: int) -> Tensor:
-    """C[n, r, q] = Σ_k W~[n, r, k] K[r, q, k]: how weights and gradients look along patterns of taps."""
-    factors = grouped(weight, weight, groups).flatten(3), grouped(kernel_basis, weight, groups).flatten(3)
-    return cast(torch.einsum("gnrk,grqk->gnrq", *factors).flatten(0, 1), weight)
 
 
 def outer(outputs: Tensor, inputs: Tensor, like: Tensor, groups: int) -> Tensor:

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from pcn.config import Order
 from pcn.errors import PlanError
+from pcn.maths.patterns import Patterns, coordinates, full_kernel
 from pcn.maths.products import (
     cast,
     exact,
     expand,
-    expand_kernel,
     grouped,
     project,
-    project_kernel,
     project_outputs,
     response_to_constant,
     select_inputs,
@@ -36,7 +35,14 @@ class Projected(NamedTuple):
     basis: Tensor  # (m, r)
     offset_weight: Tensor | None = None  # (n, m/g, *kernel)
     output_basis: Tensor | None = None  # (n, s)
-    kernel_basis: Tensor | None = None  # (g*r, q, *kernel); the weight is (..., r, q) then
+    kernel_basis: Tensor | None = None  # p patterns of taps (g*p, *kernel); the weight is (..., p) then
+    kernel_slots: Tensor | None = None  # (g*r, taps), which of them belong to each direction
+
+    @property
+    def patterns(self) -> Patterns | None:
+        if self.kernel_basis is None or self.kernel_slots is None:
+            return None
+        return Patterns(self.kernel_basis, self.kernel_slots)
 
 
 class Factors(NamedTuple):
@@ -93,15 +99,16 @@ def with_output_basis(projected: Projected, output_basis: Tensor, groups: int = 
     return projected._replace(weight=core, output_basis=cast(output_basis, projected.weight))
 
 
-def with_kernel_basis(projected: Projected, patterns: Tensor, dual: Tensor, groups: int = 1) -> Projected:
-    """Have each direction read in q patterns of taps, (g*r, q, *kernel); ``dual`` leads back from these coordinates."""
-    weight = project_kernel(projected.weight, dual, groups)
-    return projected._replace(weight=weight, kernel_basis=cast(patterns, projected.weight))
+def with_patterns(projected: Projected, patterns: Patterns, dual: Tensor, groups: int = 1) -> Projected:
+    """Have directions read in patterns of taps; ``dual`` leads back from these coordinates."""
+    weight = coordinates(projected.weight, Patterns(dual, patterns.slots), groups)
+    basis, slots = cast(patterns.taps, projected.weight), patterns.slots.to(projected.weight.device)
+    return projected._replace(weight=weight, kernel_basis=basis, kernel_slots=slots)
 
 
 def dropped_part(weight: Tensor, projected: Projected, groups: int = 1) -> Tensor:
     """Return W - V W~ Uᵀ, what truncated bases lose of the weight."""
-    kernel = expand_kernel(projected.weight, projected.kernel_basis, groups)
+    kernel = full_kernel(projected.weight, projected.patterns, groups)
     kept = unproject(expand(kernel, projected.output_basis, groups), projected.basis, groups)
     return cast(exact(weight, weight) - kept, weight)
 
@@ -114,10 +121,10 @@ def dense_form(
     groups: int = 1,
     offset: Tensor | None = None,
     output_basis: Tensor | None = None,
-    kernel_basis: Tensor | None = None,
+    patterns: Patterns | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Multiply everything out: return the weight and bias of the plain layer that computes the same function."""
-    kernel = expand_kernel(weight, kernel_basis, groups)
+    kernel = full_kernel(weight, patterns, groups)
     dense = unproject(expand(kernel, output_basis, groups), basis, groups)
     if offset is not None:
         dense = dense + exact(offset, weight)
@@ -131,10 +138,10 @@ def factored_form(
     basis: Tensor,
     groups: int = 1,
     output_basis: Tensor | None = None,
-    kernel_basis: Tensor | None = None,
+    patterns: Patterns | None = None,
 ) -> Factors:
     """Split into a projection without bias and the layer after it, whose bias takes over the centring."""
-    kernel = expand_kernel(weight, kernel_basis, groups)
+    kernel = full_kernel(weight, patterns, groups)
     ones = (1,) * (kernel.dim() - 2)
     projection = grouped(basis, weight, groups).transpose(1, 2).flatten(0, 1)
     centre = response_to_constant(projection, mean, groups)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from pcn.errors import ConfigError, PlanError
 from pcn.layers import Transformed
+from pcn.maths.patterns import Patterns, expanded
 from pcn.maths.transform import Projected
-from pcn.nn.functional import of_patterns
 
 
 class PCModule(Transformed):
@@ -19,7 +19,8 @@ class PCModule(Transformed):
 
     ``basis`` (m, r) and ``mean`` (m,) are buffers, or parameters with ``train_basis``. ``offset_weight`` is the frozen
     part of the weight outside the basis; ``output_basis`` (n, s) expands s trained outputs to n; ``kernel_basis``
-    (g*r, q, *kernel) holds q patterns of taps for every direction, of which the kernel is made. All may be None.
+    (g*r*q, *kernel) holds patterns of taps, q for a direction on average, of which the kernel is made, and
+    ``kernel_slots`` says which belong to each direction (:class:`pcn.maths.patterns.Patterns`). All may be None.
     """
 
     weight: nn.Parameter
@@ -29,6 +30,7 @@ class PCModule(Transformed):
     offset_weight: Tensor | None
     output_basis: Tensor | None
     kernel_basis: Tensor | None
+    kernel_slots: Tensor | None
     groups: int = 1
     stock: ClassVar[type[Any]]  # the layer that this one stands for
     stood_for: type[nn.Module] | None = None  # the subclass of it that stood here, where it was one
@@ -53,8 +55,8 @@ class PCModule(Transformed):
                 f"kernel_rank={kernel_rank!r}: give a whole number from 1 to the {math.prod(kernel)} taps"
             )
         trained = outputs if output_rank is None else self.groups * output_rank
-        taps = kernel if kernel_rank is None else (kernel_rank,)
-        self.weight = nn.Parameter(torch.empty(trained, rank, *taps, **factory))
+        shape = (rank, *kernel) if kernel_rank is None else (rank * kernel_rank,)
+        self.weight = nn.Parameter(torch.empty(trained, *shape, **factory))
         self.bias = nn.Parameter(torch.empty(outputs, **factory))
         for name, shape in (("basis", (inputs, rank)), ("mean", (inputs,))):
             tensor = torch.empty(shape, **factory)
@@ -66,19 +68,31 @@ class PCModule(Transformed):
         self.register_buffer("offset_weight", torch.empty(offset_shape, **factory) if offset else None)
         output_shape = None if output_rank is None else (outputs, output_rank)
         self.register_buffer("output_basis", None if output_shape is None else torch.empty(output_shape, **factory))
-        patterns = None if kernel_rank is None else (self.groups * rank, kernel_rank, *kernel)
-        self.register_buffer("kernel_basis", None if patterns is None else torch.empty(patterns, **factory))
+        patterns, slots = None, None
+        if kernel_rank is not None:
+            patterns = torch.empty(self.groups * rank * kernel_rank, *kernel, **factory)
+            slots = torch.empty(self.groups * rank, math.prod(kernel), device=patterns.device, dtype=torch.int64)
+        self.register_buffer("kernel_basis", patterns)
+        self.register_buffer("kernel_slots", slots)
         self.reset_parameters()
 
     @property
     def full_kernel(self) -> Tensor:
         """The weight with every tap of the kernel, (n, r, *kernel)."""
-        return self.weight if self.kernel_basis is None else of_patterns(self.weight, self.kernel_basis, self.groups)
+        patterns = self.tap_patterns
+        return self.weight if patterns is None else expanded(self.weight, patterns, self.groups)
+
+    @property
+    def tap_patterns(self) -> Patterns | None:
+        """The patterns of taps in which directions are read, where they are not read by every tap."""
+        if self.kernel_basis is None or self.kernel_slots is None:
+            return None
+        return Patterns(self.kernel_basis, self.kernel_slots)
 
     @property
     def kernel_rank(self) -> int | None:
-        """The number of patterns of taps in which each direction is read."""
-        return None if self.kernel_basis is None else self.kernel_basis.shape[1]
+        """The number of patterns of taps in which a direction is read, on average."""
+        return None if self.kernel_basis is None else self.weight.shape[1] // self.rank
 
     @property
     def rank(self) -> int:
@@ -106,11 +120,19 @@ class PCModule(Transformed):
             nn.init.zeros_(self.offset_weight)
         if self.output_basis is not None:
             _fill_orthonormal_(self.output_basis, self.groups)
-        if self.kernel_basis is not None:
-            for patterns in self.kernel_basis:
-                across = torch.empty_like(patterns).flatten(1).T  # a view of them there is not in every layout
-                _fill_orthonormal_(across, 1)
-                patterns.copy_(across.T.reshape(patterns.shape))
+        if self.kernel_basis is not None and self.kernel_slots is not None:
+            self._fill_patterns_(self.kernel_basis, self.kernel_slots)
+
+    def _fill_patterns_(self, patterns: Tensor, slots: Tensor) -> None:
+        """As many random orthonormal patterns for each direction."""
+        assert self.kernel_rank is not None
+        for of_direction in patterns.split(self.kernel_rank):
+            across = torch.empty_like(of_direction).flatten(1).T  # a view of them there is not in every layout
+            _fill_orthonormal_(across, 1)
+            of_direction.copy_(across.T.reshape(of_direction.shape))
+        count = len(patterns) // self.groups
+        slots.fill_(count)
+        slots[:, : self.kernel_rank] = torch.arange(count).reshape(-1, self.kernel_rank).repeat(self.groups, 1)
 
     @torch.no_grad()
     def load_(self, projected: Projected) -> None:

@@ -1,7 +1,6 @@
 """The forward pass of the principal component layers, as functions of their tensors.
 
-Letters: x the input, U the basis (m, r), mu the mean (m), W~ the projected weight, C its coordinates along patterns K
-of taps, V the output basis, c = Uᵀmu.
+Letters: x the input, U the basis (m, r), mu the mean (m), W~ the projected weight, V the output basis, c = Uᵀmu.
 """
 
 from __future__ import annotations
@@ -158,14 +157,6 @@ def convolve_padded(
         x, weight, bias = in_eights(x, weight, bias, compute_dtype(x), partly_filled=projected)
     y = CONVOLUTIONS[weight.dim() - 2](x, weight, bias, stride, padding, dilation, groups)
     return cut(y, 1 - weight.dim(), filters)
-
-
-def of_patterns(weight: Tensor, patterns: Tensor, groups: int) -> Tensor:
-    """Return W~[n, r, k] = Σ_q C[n, r, q] K[r, q, k], written so that a compiler makes one kernel of it."""
-    kernel = patterns.shape[2:]
-    each = weight.reshape(groups, -1, *weight.shape[1:], 1)
-    along = patterns.reshape(groups, 1, *weight.shape[1:], -1).to(weight.dtype)
-    return (each * along).sum(3).reshape(*weight.shape[:2], *kernel)
 
 
 def by_group(matrix: Tensor, groups: int) -> Tensor:

@@ -98,7 +98,8 @@ class Trials:
         )
         with torch.no_grad():
             for tensor in (*part.parameters(), *part.buffers()):
-                tensor.normal_(std=0.1)  # what lies in new memory may be slow numbers
+                # What lies in new memory may be slow numbers, or no numbers of patterns.
+                tensor.normal_(std=0.1) if tensor.is_floating_point() else tensor.zero_()
         return part
 
     def _try(self, part: nn.Module, x: Tensor) -> _Trial:

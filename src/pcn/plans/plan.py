@@ -117,7 +117,7 @@ class Plan:
         check_statistics(stats, unwrap(model))
         example = stats.example if check else None
         bases = find_bases(self, stats, model)
-        bases = with_patterns(self, bases, measure_taps(self, bases, unwrap(model), stats))
+        bases = with_patterns(self, bases, measure_taps(self, bases, unwrap(model), stats), unwrap(model))
         apply_plan_(self, model, bases, example=example, optimizer=optimizer, ema=ema, strict=strict)
         return self
 

@@ -27,9 +27,10 @@ class Basis:
 
     ``variances`` (g, r) are those of the coordinates that the new layer reads, ``total`` (g,) is that of all inputs.
     ``block`` holds the directions of the kept inputs alone (|S|, r), ``dual`` (m, r) leads back from coordinates along
-    directions that are not orthonormal, and ``outputs`` (n, s) expands trained outputs. ``patterns`` (g*r, q, *kernel)
-    are those of taps in which directions are read, ``pattern_dual`` leads back from them, and ``pattern_variances``
-    (g*r, q) are the variances of these coordinates, relative to that of their direction.
+    directions that are not orthonormal, and ``outputs`` (n, s) expands trained outputs. ``patterns`` (g*p, *kernel) are
+    those of taps in which directions are read, and ``pattern_slots`` (g*r, taps) which of them belong to each of these;
+    ``pattern_dual`` leads back from them, and ``pattern_variances`` (g*p,) are the variances of these coordinates,
+    relative to that of their direction.
     """
 
     mean: Tensor
@@ -40,6 +41,7 @@ class Basis:
     dual: Tensor | None = None
     outputs: Tensor | None = None
     patterns: Tensor | None = None
+    pattern_slots: Tensor | None = None
     pattern_dual: Tensor | None = None
     pattern_variances: Tensor | None = None
 
@@ -81,7 +83,7 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
     outputs = None
     if layer.output_rank is not None:
         rows = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].out_dim)
-        weight = _weight(layer, model).to(found.along)
+        weight = weight_of(layer, model).to(found.along)
         weight = by_group(weight if rows is None else weight[list(rows)], layer.groups)
         outputs = directions.output_directions(weight, found, layer.output_rank).flatten(0, 1)
     kept, block = kept_inputs(plan, layer), None
@@ -116,12 +118,13 @@ def _gram(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Tensor:
     if layer.basis == "balanced":
         return stats.gradient_moments(layer.name)
     if layer.basis == "response":
-        return directions.response_gram(by_group(_weight(layer, model).double(), layer.groups))
+        return directions.response_gram(by_group(weight_of(layer, model).double(), layer.groups))
     raise PlanError(
         f"{layer.name!r} has the basis {layer.basis!r} in the plan, which is unknown: give one of "
         f"{', '.join(get_args(BasisKind))}"
     )
 
 
-def _weight(layer: LayerPlan, model: nn.Module) -> Tensor:
+def weight_of(layer: LayerPlan, model: nn.Module) -> Tensor:
+    """A layer's weight as it is now, (n, m/g, *kernel)."""
     return canonical_weight(model.get_submodule(layer.name)).detach()

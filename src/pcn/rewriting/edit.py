@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pcn.layers import LAYER_TYPES, canonical_weight, layout_of
+from pcn.maths.patterns import Patterns
 from pcn.maths.products import select_inputs
-from pcn.maths.transform import Projected, dropped_part, reader_transform, with_kernel_basis, with_output_basis
+from pcn.maths.transform import Projected, dropped_part, reader_transform, with_output_basis, with_patterns
 from pcn.nn import PCModule, empty_like
 from pcn.plans.fit import check_plan_fits, tensors_by_name
 from pcn.plans.layer_plan import LayerPlan
@@ -127,8 +128,9 @@ def rewritten(
         block_basis=basis.block,
         dual=basis.dual,
     )
-    if basis.patterns is not None and basis.pattern_dual is not None:
-        projected = with_kernel_basis(projected, basis.patterns, basis.pattern_dual, layer.groups)
+    if basis.patterns is not None and basis.pattern_slots is not None and basis.pattern_dual is not None:
+        patterns = Patterns(basis.patterns, basis.pattern_slots)
+        projected = with_patterns(projected, patterns, basis.pattern_dual, layer.groups)
     return projected if basis.outputs is None else with_output_basis(projected, basis.outputs, layer.groups)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from pcn.errors import StatisticsError
-from pcn.layers import groups_of
+from pcn.layers import by_group, groups_of
+from pcn.maths.products import project
 from pcn.nn.functional import pads_of, sides
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 from pcn.rewriting import directions
-from pcn.rewriting.bases import Bases, Basis
+from pcn.rewriting.bases import Bases, Basis, weight_of
 from pcn.rewriting.directions import Directions
 from pcn.running.example import device_of
 from pcn.running.failures import saying_which
@@ -68,30 +69,65 @@ def measure_taps(plan: Plan, bases: Bases, model: nn.Module, stats: Statistics) 
     return sums
 
 
-def with_patterns(plan: Plan, bases: Bases, moments: TapMoments) -> Bases:
-    """Add the patterns that vary most, along every direction, to the bases of the layers that want some."""
-    return bases | {layer.name: _patterned(bases[layer.name], layer, moments[layer.name]) for layer in patterned(plan)}
+def with_patterns(plan: Plan, bases: Bases, moments: TapMoments, model: nn.Module) -> Bases:
+    """Add patterns of taps, of which the layers make most, to the bases of those that want some."""
+    return bases | {
+        layer.name: _patterned(bases[layer.name], layer, moments[layer.name], weight_of(layer, model))
+        for layer in patterned(plan)
+    }
 
 
-def _patterned(basis: Basis, layer: LayerPlan, moments: Tensor) -> Basis:
+def _patterned(basis: Basis, layer: LayerPlan, moments: Tensor, weight: Tensor) -> Basis:
     assert layer.kernel_rank is not None
+    assert layer.rank is not None
     if not bool(moments.any()):
         raise StatisticsError(
             f"{layer.name!r} read nothing but its mean in the first batch that the statistics saw, on which patterns "
             f"of taps (kernel_rank) are measured: {GIVE}"
         )
-    values, vectors = eigen.full(moments)
-    leading = vectors[..., : layer.kernel_rank]
-    kept = Directions(leading, leading, values[..., : layer.kernel_rank])
-    found = directions.preconditioned(kept, layer.precondition)
-    shape = (len(moments), layer.kernel_rank, *layer.kernel)
-    of_tap = values.mean(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
+    values, vectors = eigen.full(moments.unflatten(0, (layer.groups, -1)))
+    back = basis.directions if basis.dual is None else basis.dual
+    kernels = by_group(project(weight.to(vectors), back.to(vectors), layer.groups), layer.groups)
+    responses = values.clamp_min(0) * torch.einsum("gnrk,grkp->gnrp", kernels, vectors).square().sum(1)
+    chosen = choose(responses, layer.rank * layer.kernel_rank)
+    along, variances = (
+        vectors.mT[chosen.of].unflatten(0, (layer.groups, -1)).mT,
+        values[chosen.of].view(layer.groups, -1),
+    )
+    found = directions.preconditioned(Directions(along, along, variances), layer.precondition)
+    of_tap = values.mean(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny).expand_as(values)[chosen.of]
+    shape = (-1, *layer.kernel)
     return replace(
         basis,
         patterns=found.along.mT.reshape(shape),
+        pattern_slots=chosen.slots,
         pattern_dual=found.back.mT.reshape(shape),
-        pattern_variances=found.variances / of_tap,
+        pattern_variances=found.variances.flatten() / of_tap,
     )
+
+
+class Chosen(NamedTuple):
+    """Patterns of taps that were chosen: where they stand among all, direction by direction, and their numbers."""
+
+    of: tuple[Tensor, Tensor, Tensor]  # group, direction and number among the direction's, each (g*p,)
+    slots: Tensor  # (g*r, taps), as pcn.maths.patterns has them
+
+
+def choose(worth: Tensor, count: int) -> Chosen:
+    """Choose so many patterns in every group by their worth (g, r, taps), at least one for each direction.
+
+    >>> choose(torch.tensor([[[5.0, 4.0, 1.0], [0.5, 3.0, 0.1]]]), 4).slots
+    tensor([[0, 1, 4],
+            [2, 3, 4]])
+    """
+    groups, rank, taps = worth.shape
+    ranked, order = worth.sort(dim=2, descending=True, stable=True)
+    ranked[:, :, 0] = torch.inf
+    first = ranked.flatten(1).argsort(dim=1, descending=True, stable=True)[:, :count]
+    taken = torch.zeros(groups, rank * taps, dtype=torch.bool, device=worth.device).scatter_(1, first, True)
+    numbers = torch.where(taken, taken.cumsum(1) - 1, count)
+    group, direction, place = taken.view(groups, rank, taps).nonzero(as_tuple=True)
+    return Chosen((group, direction, order[group, direction, place]), numbers.view(groups * rank, taps))
 
 
 def _none_yet(layer: LayerPlan, device: torch.device | None) -> Tensor:

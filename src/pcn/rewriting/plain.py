@@ -56,7 +56,7 @@ def to_plain(model: nn.Module, form: PlainForm = "factored") -> nn.Module:
 def dense_layer(layer: PCModule) -> nn.Module:
     """Return the one stock layer that computes the same function as a principal component layer."""
     tensors = layer.weight, layer.bias, layer.mean, layer.basis
-    weight, bias = dense_form(*tensors, layer.groups, layer.offset_weight, layer.output_basis, layer.kernel_basis)
+    weight, bias = dense_form(*tensors, layer.groups, layer.offset_weight, layer.output_basis, layer.tap_patterns)
     new: nn.Module = _stock(layer, weight, bias)
     new.weight.requires_grad_(layer.weight.requires_grad)
     new.bias.requires_grad_(layer.bias.requires_grad)
@@ -69,7 +69,7 @@ def factored_layer(layer: PCModule, name: str = "the layer") -> Factored:
     if layer.offset_weight is not None:
         raise PlanError(f"{name} keeps its dropped part as an offset, which has no factored form; use form='dense'")
     tensors = layer.weight, layer.bias, layer.mean, layer.basis
-    factors = factored_form(*tensors, layer.groups, layer.output_basis, layer.kernel_basis)
+    factors = factored_form(*tensors, layer.groups, layer.output_basis, layer.tap_patterns)
     parts = {"project": _pointwise(layer, factors.projection, None)}
     if factors.expansion is None:
         parts["core"] = _stock(layer, factors.weight, factors.bias)

@@ -17,7 +17,8 @@ from pcn.maths.moments import (
     second_moment_by_variances,
     unproject_first_moment,
 )
-from pcn.maths.products import project_kernel, project_outputs
+from pcn.maths.patterns import coordinates
+from pcn.maths.products import project_outputs
 from pcn.nn import PCModule
 from pcn.nn.conv import PCConvNd
 from pcn.nn.functional import project_constant
@@ -81,7 +82,7 @@ def carry_projected(
     ``centred`` says that the gradients of an output sum up to zero over a batch; ``positions`` are those of an input.
     """
     mean, basis, outputs, groups = layer.mean, layer.basis, layer.output_basis, layer.groups
-    patterns, of_patterns = layer.kernel_basis, known.pattern_variances
+    patterns, spread = layer.tap_patterns, known.pattern_variances
 
     def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
         value = value.transpose(0, 1) if transposed else value
@@ -91,10 +92,11 @@ def carry_projected(
         if entry in SECOND_MOMENTS:
             given = value, bias_value, known.mean, known.variances, known.total
             value = second_moment_by_variances(*given, centred=centred, padding=_padding(layer, positions))
-            value = value if of_patterns is None else along_patterns(value, of_patterns, groups)
+            if patterns is not None and spread is not None:
+                value = along_patterns(value, spread, patterns, groups)
             return value if outputs is None else project_outputs(value, outputs**2, groups)
         value = project_first_moment(value, bias_value, mean, basis, kept, groups)
-        value = value if patterns is None else project_kernel(value, patterns, groups)
+        value = value if patterns is None else coordinates(value, patterns, groups)
         return value if outputs is None else project_outputs(value, outputs, groups)
 
     return carry
@@ -113,7 +115,7 @@ def _padding(layer: PCModule, positions: float | None) -> Padding | None:
 
 def carry_unprojected(layer: PCModule, place: Callable[[Tensor], Tensor]) -> Carry:
     """Running means of gradients go back to the plain layer's weight; ``place`` gives them its shape."""
-    tensors = layer.mean, layer.basis, layer.groups, layer.output_basis, layer.kernel_basis
+    tensors = layer.mean, layer.basis, layer.groups, layer.output_basis, layer.tap_patterns
 
     def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
         bias_value = torch.zeros_like(layer.bias) if bias_value is None else bias_value
