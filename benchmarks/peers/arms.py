@@ -72,19 +72,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "tuned, separable patches, even shares": {**TUNED, "switch": partial(PatchSwitch, separable=True, even=True)},
     "tuned, patches of 4 positions": {**TUNED, "switch": partial(PatchSwitch, positions=4)},
     "tuned, patches of 6 positions": {**TUNED, "switch": partial(PatchSwitch, positions=6)},
-    "tuned, batch statistics, precondition 1, kernel rank 4": {**AS_TRAINED, **TUNED, "kernel_rank": 4},
-    "tuned, batch statistics, precondition 1, kernel rank 4, even ranks": {
-        **AS_TRAINED,
-        **TUNED,
-        "kernel_rank": 4,
-        **EVENLY,
-    },
-    "tuned, batch statistics, precondition 1, kernel rank 5, even ranks": {
-        **AS_TRAINED,
-        **TUNED,
-        "kernel_rank": 5,
-        **EVENLY,
-    },
+    "tuned, patterns by response, kernel rank 4": {**AS_TRAINED, **TUNED, "kernel_rank": 4},
+    "tuned, patterns by response, kernel rank 4, even ranks": {**AS_TRAINED, **TUNED, "kernel_rank": 4, **EVENLY},
+    "tuned, patterns by response, kernel rank 3, even ranks": {**AS_TRAINED, **TUNED, "kernel_rank": 3, **EVENLY},
     "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
     "narrow, precondition 1": {**PLAIN, **AS_TRAINED, **FULL_RANK},  # what preconditioning gains without PCA's cut
     "paper's ranks": {"params": None, "pcn": "wide_resnet20-pcn1"},
@@ -168,6 +158,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "switch after 4": {"switch_at": "4"},
     "switch after 8": {"switch_at": "8"},
 }
+# Arms of which there are results and no code any more: up to commit f0e2769 every direction had as many patterns, those
+# of most variance.
+GONE: dict[str, dict[str, Any]] = {
+    "tuned, batch statistics, precondition 1, kernel rank 4": TUNED,
+    "tuned, batch statistics, precondition 1, kernel rank 4, even ranks": TUNED,
+    "tuned, batch statistics, precondition 1, kernel rank 5, even ranks": TUNED,
+}
 PROMISING = (  # to be tried first
     "narrow",
     "batch statistics, precondition 1, taylor",
@@ -245,12 +242,12 @@ PATCHES = (  # is it better spent on directions of whole patches than of channel
 )
 PATTERNS = (  # the library's own form of that: ranks handed out, or the same share everywhere?
     "narrow, tuned",
-    "tuned, batch statistics, precondition 1, kernel rank 4, even ranks",
     "tuned, separable patches, even shares",
-    "tuned, batch statistics, precondition 1, kernel rank 5, even ranks",
-    "tuned, batch statistics, precondition 1, kernel rank 4",
-    "tuned, batch statistics, precondition 1",
+    "tuned, patterns by response, kernel rank 4, even ranks",
+    "tuned, patterns by response, kernel rank 4",
+    "tuned, patterns by response, kernel rank 3, even ranks",
     "tuned, batch statistics, precondition 1, floor 3/16",
+    "tuned, batch statistics, precondition 1",
 )
 GROUPS = {
     "promising": PROMISING,

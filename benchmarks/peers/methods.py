@@ -17,7 +17,7 @@ from peers.svd import QuarterRank, StableRank
 from peers.switches import PeerSwitch
 
 NEEDS_PLAN = ("narrow-planned", "pcn-from-scratch")
-SWITCHED_BY_US = ("pcn-paper", "pcn-planner", "pcn-planner-random-basis")
+SWITCHED_BY_US = ("pcn-paper", "pcn-planner", "pcn-planner-every-tap", "pcn-planner-random-basis")
 SWITCHES: dict[str, type[PeerSwitch]] = {
     "svd-quarter": QuarterRank,
     "svd-stable-rank": StableRank,
@@ -59,6 +59,8 @@ def changes(run: Run, base: Settings, plan: Path) -> dict[str, Any]:
             return {**switched, **parent.paper[target], "carry_state": False}
         case "pcn-planner":
             return {**switched, "params": target, **parent.planner}
+        case "pcn-planner-every-tap":
+            return {**switched, "params": target}
         case "pcn-planner-random-basis":
             return {**switched, "params": target, **parent.planner, "basis": "random"}
         case "svd-quarter" | "svd-stable-rank":

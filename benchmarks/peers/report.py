@@ -12,7 +12,7 @@ from peers.parents import PARENTS
 from peers.results import Results
 
 Record = dict[str, Any]
-OURS = "pcn-planner"
+OURS, INSTEAD = "pcn-planner", "narrow"  # what a person would do instead
 NOTHING = "No run of the comparison is recorded yet."
 
 
@@ -45,16 +45,16 @@ def final_table(results: Results, parent: str, target: int, epochs: int) -> str:
     found = select(results, parent, target, epochs)
     ranked = sorted(found, key=lambda method: -(mean(found[method], "test_accuracy") or 0.0))
     head = ["method", "runs", "trainable", "stored", "MFLOPs", "test accuracy (%)", "lowest to highest"]
-    head += [f"{OURS} minus it (95%)", "seconds", "kJ", "peak MiB"]
-    rows = [_row(method, found[method], found.get(OURS, [])) for method in ranked]
+    head += [f"minus {INSTEAD} (95%)", f"{OURS} minus it (95%)", "seconds", "kJ", "peak MiB"]
+    rows = [_row(method, found) for method in ranked]
     title = f"**{parent}, {target:,} trainable parameters, {epochs} epochs** ({results.machine()})"
     return f"{title}\n\n{markdown(head, rows)}"
 
 
-def _row(method: str, runs: list[Record], ours: list[Record]) -> list[str]:
+def _row(method: str, found: dict[str, list[Record]]) -> list[str]:
+    runs = found[method]
     accuracies = column(runs, "test_accuracy")
     diverged = len(runs) - len(accuracies)
-    difference = None if method == OURS else paired_difference(by_seed(ours), by_seed(runs))
     return [
         method,
         f"{len(runs)}, {diverged} diverged" if diverged else str(len(runs)),
@@ -63,11 +63,19 @@ def _row(method: str, runs: list[Record], ours: list[Record]) -> list[str]:
         _shown(runs, "flops_per_sample", 1e6, ".0f"),
         _shown(runs, "test_accuracy", 1, ".2f"),
         f"{min(accuracies):.2f} to {max(accuracies):.2f}" if len(accuracies) > 1 else "",
-        "" if difference is None else str(difference),
+        _difference(method, INSTEAD, found),
+        _difference(OURS, method, found),
         _shown(runs, "train_seconds", 1, ".0f"),
         _shown(runs, "energy_j", 1000, ".1f"),
         _shown(runs, "peak_mib", 1, ".0f"),
     ]
+
+
+def _difference(method: str, other: str, found: dict[str, list[Record]]) -> str:
+    """How much better one is than the other on the same seeds; blank where that cannot be said."""
+    mine, theirs = (by_seed(found.get(each, [])) for each in (method, other))
+    difference = None if method == other else paired_difference(mine, theirs)
+    return "" if difference is None else str(difference)
 
 
 def grid_table(results: Results) -> str | None:

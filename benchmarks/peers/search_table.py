@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from markdown_tables import markdown
-from peers.arms import ARMS, NARROW
+from peers.arms import ARMS, GONE, NARROW
 from peers.intervals import paired_difference
 from peers.report import by_seed, mean
 from records import Record
@@ -22,6 +22,7 @@ HEAD = (
     "minus narrow (95%)",
 )
 ACCURACY = "validation_accuracy"
+EVERY = {**ARMS, **GONE}
 
 
 def table(records: Sequence[Record]) -> str:
@@ -35,7 +36,7 @@ def table(records: Sequence[Record]) -> str:
         return NOTHING
     rows = []
     for epochs in sorted({record["epochs"] for record in records}):
-        by_arm = {arm: [r for r in records if (r["arm"], r["epochs"]) == (arm, epochs)] for arm in ARMS}
+        by_arm = {arm: [r for r in records if (r["arm"], r["epochs"]) == (arm, epochs)] for arm in EVERY}
         rows += [_row(runs, by_arm) for runs in by_arm.values() if runs]
     return markdown(HEAD, rows)
 
@@ -57,7 +58,7 @@ def _row(runs: list[Record], by_arm: dict[str, list[Record]]) -> list[str]:
 
 def _narrow(arm: str) -> str | None:
     """The arm of a narrower network that is trained as an arm is; None where there is none with its weight decay."""
-    changes = ARMS[arm]
+    changes = EVERY[arm]
     if "learning_rate" in changes:  # each at the best of its grid
         return "narrow, tuned"
     decay = {"weight_decay": changes["weight_decay"]} if "weight_decay" in changes else {}
@@ -70,7 +71,7 @@ def _operations(runs: list[Record], by_arm: dict[str, list[Record]]) -> str:
     parent, narrow, own = (mean(each, "flops_per_sample") for each in (by_arm["parent"], by_arm["narrow"], runs))
     if narrow is None or own is None:
         return ""
-    first_network = narrow if "model" in ARMS[first["arm"]] else parent
+    first_network = narrow if "model" in EVERY[first["arm"]] else parent
     before = (first["switch_epoch"] or 0) / first["epochs"]
     if before and first_network is None:
         return ""

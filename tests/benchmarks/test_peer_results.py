@@ -147,9 +147,11 @@ def test_a_table_ranks_methods_and_compares_pairs(tmp_path: Path) -> None:
     rows = [line.split(" | ") for line in first.splitlines() if line.startswith("| ")][2:]
     assert [row[0].strip("| ") for row in rows] == ["parent", "pcn-planner", "narrow"]
     assert rows[2][5] == "92.10"
-    assert rows[2][7] == "**+0.50** (+0.50 to +0.50)"
-    assert rows[1][8] == "60"
-    assert rows[2][8] == ""
+    assert rows[2][7:9] == ["", "**+0.50** (+0.50 to +0.50)"]
+    assert rows[1][7:9] == ["**+0.50** (+0.50 to +0.50)", ""]
+    assert rows[0][7] == "+1.00 (one pair)"
+    assert rows[1][9] == "60"
+    assert rows[2][9] == ""
     assert "473,802" in second
     assert "91.00" in second
 
@@ -169,7 +171,7 @@ def test_a_run_that_has_diverged_is_shown_and_counts_in_no_mean(tmp_path: Path) 
         ["svd-quarter", "1, 1 diverged"],
     ]
     assert rows[1][5] == "92.05"
-    assert rows[1][7] == "+0.45 (-0.19 to +1.09)"  # two pairs
+    assert rows[1][8] == "+0.45 (-0.19 to +1.09)"  # two pairs
     assert not any(rows[2][2:])
     figures = pytest.importorskip("peers.figures", reason="needs matplotlib", exc_type=ImportError)
     assert list(figures.draw(results_in(tmp_path, [*lost, *narrow]), tmp_path)) == ["peers_wide_resnet20_60"]

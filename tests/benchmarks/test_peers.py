@@ -21,7 +21,7 @@ from pcn.models import wide_resnet20
 TARGET = 120_000  # the size of the tiny parent's PCNs
 METHODS = (
     *("parent", "narrow", "narrow-planned", "pcn-from-scratch", "pcn-paper", "pcn-planner"),
-    *("pcn-planner-random-basis", "svd-quarter", "svd-stable-rank", "torch-pruning"),
+    *("pcn-planner-random-basis", "svd-quarter", "svd-stable-rank", "torch-pruning", "pcn-planner-every-tap"),
 )
 FIELDS = (
     *("method", "parent", "seed", "epochs", "trainable_params", "total_params", "flops_per_sample", "test_accuracy"),
@@ -343,11 +343,12 @@ def test_the_order_has_every_run_that_is_asked_for_once() -> None:
         return sum((run.method, run.target, run.epochs) == (method, target, epochs) for run in final)
 
     for target in (1_094_154, 473_802):
-        for method in METHODS[1:]:
+        for method in METHODS[1:10]:
             assert seeds(method, target, 60) == (5 if METHODS.index(method) < 6 else 3)
     assert seeds("parent", 1_094_154, 60) == 5
     assert [seeds(method, 1_094_154, 182) for method in ("parent", "narrow", "pcn-planner")] == [3, 3, 3]
-    assert [seeds(method, 101_810, 20) for method in METHODS] == [5] * 10
+    assert [seeds(method, 101_810, 20) for method in METHODS] == [5] * 10 + [0]
+    assert [seeds(METHODS[10], target, 60) for target in (1_094_154, 473_802)] == [5, 0]
     first = [run.method for run in final[:20]]
     assert set(first) == {"parent", "narrow", "pcn-planner", "pcn-paper"}
     grid_of_parent = max(i for i, run in enumerate(runs) if run.point and run.method == "parent" and run.target > 2e5)
