@@ -25,8 +25,11 @@ AXES = {
     "flops_per_sample": ("GFLOPs of one forward pass", 1e9),
     "train_seconds": ("seconds, statistics and compilation included", 1.0),
 }
-COLOURS = ("#333333", "#0072b2", "#56b4e9", "#cc79a7", "#e69f00", "#d55e00", "#f0b088", "#009e73", "#7fcfb6", "#888888")
-MARKS = "osv^DPXhd*"
+COLOURS = (
+    *("#333333", "#0072b2", "#56b4e9", "#cc79a7", "#e69f00", "#d55e00", "#f0b088", "#009e73", "#7fcfb6", "#888888"),
+    "#8c510a",
+)
+MARKS = "osv^DPXhd*p"
 
 
 def draw(results: Results, out: Path = FIGURES) -> Iterator[str]:

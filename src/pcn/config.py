@@ -103,7 +103,7 @@ class PCNConfig:
     exclude: tuple[str, ...] = ()
     order: Order = "truncate_first"
     output_rank: int | float | None = None  # the same from the other side: outputs that are trained and then expanded
-    kernel_rank: int | None = None  # patterns of a convolution's taps in which each direction is read; None: every tap
+    kernel_rank: int | None = None  # patterns of taps for a convolution's direction, on average; None: every tap
     basis: BasisKind = "pca"  # "response": best for the layer's output; "balanced": for the loss; "random": a control
     # 0 to 1: how far directions get the same variance; None: 0, but 1 within a budget where a batch norm follows
     precondition: float | None = None
@@ -149,7 +149,7 @@ class PCNConfig:
         return rule, name in self.layers
 
     def patterns(self, name: str, taps: int) -> int | None:
-        """In how many patterns of its taps each direction of a layer is read; None where it is by every tap."""
+        """In how many patterns of its taps a direction of a layer is read, on average; None: by every tap."""
         own = self.rule_for(name)[0].kernel_rank
         asked = self.kernel_rank if own is None else own
         return asked if asked is not None and asked < taps else None

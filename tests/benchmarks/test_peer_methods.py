@@ -164,5 +164,5 @@ def test_weights_along_patterns_of_taps_are_drawn_as_large_as_the_parents(tmp_pa
     (tmp_path / "plan.json").write_text(pcn.make_plan(model, stats, config).to_json())
     made: Any = planned("wide_resnet20", {}, str(tmp_path / "plan.json"))
     layer = made.stage2[1].conv1
-    assert layer.weight.shape == (128, 64, 4)
+    assert layer.weight.shape == (128, 64 * 4)
     assert float(layer.weight.detach().var()) == pytest.approx(2 / (9 * 128), rel=0.1)

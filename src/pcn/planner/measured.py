@@ -19,7 +19,7 @@ RankPair = tuple[int, int | None]  # rank and output rank (None: all outputs are
 class LayerUsage:
     """What one layer takes: ``whole`` as it is, and in the forms that were tried, a grid of ranks and output ranks.
 
-    In these, directions were read in ``kernel_rank`` patterns of taps, or by every tap (None).
+    In these, directions were read in ``kernel_rank`` patterns of taps each, or by every tap (None).
     """
 
     whole: Usage

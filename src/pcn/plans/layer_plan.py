@@ -42,7 +42,7 @@ class LayerPlan:
     note: str | None = None
     bias_frozen: bool | None = None  # whether its bias takes no gradients; None: as its weight, and a gained one
     tied: bool = False  # whether its weight is a layer's before it, where it is counted
-    kernel_rank: int | None = None  # patterns of taps in which each direction is read; None: every tap is trained
+    kernel_rank: int | None = None  # patterns of taps for a direction, on average; None: every tap is trained
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept_inputs", self.kept_inputs or self.in_features)

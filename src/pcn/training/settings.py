@@ -94,7 +94,7 @@ class Settings:
         None, "outputs of every layer that are trained: a number (1 is one), or a fraction (1.0 is all)"
     )
     kernel_rank: int | None = switch_option(
-        None, "patterns of a convolution's taps in which each direction is read; all taps if not given", least=1
+        None, "patterns of taps for a direction of a convolution, on average; all taps if not given", least=1
     )
     keep_outputs: int | float | None = switch_option(
         None, "outputs that every layer keeps: a number (1 is one), or a fraction (1.0 is all)"
