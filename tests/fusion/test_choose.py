@@ -14,6 +14,7 @@ from fusion.networks import IMAGES, NETWORKS, Residual, transformed
 from pcn import ConfigError
 from pcn.fusion import choose, choose_forms, fuse_
 from pcn.fusion.layers import FusedLayer
+from pcn.nn import PCConv2d
 
 
 def test_the_fastest_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +66,7 @@ def test_what_is_fastest_is_measured_once_and_remembered_in_the_plan(monkeypatch
     pcn.compress_(model, [batch], pcn.PCNConfig(rank=0.5, exclude=("conv1", "fc")))
     found = fastest.fastest_forms(model, batch)
     assert found
-    monkeypatch.setattr(fastest, "choose_forms", lambda *arguments: pytest.fail("measured again"))
+    monkeypatch.setattr(fastest, "choose_forms", lambda *_, **__: pytest.fail("measured again"))
     assert fastest.fastest_forms(model, batch) == found
     plan = pcn.get_plan(model)
     assert plan is not None
@@ -80,6 +81,41 @@ def test_what_is_fastest_is_measured_once_and_remembered_in_the_plan(monkeypatch
     assert plan.with_rank(next(iter(found)), 2).forms == {}  # they were timed at other ranks
     with pytest.raises(pytest.fail.Exception):  # of another size of batch nothing is known
         fastest.fastest_forms(model, batch[:2])
+
+
+def test_without_norms_only_what_is_folded_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = transformed(Residual(), keep=("conv",)), torch.randn(IMAGES, dtype=torch.float64)
+    stock = {name: type(module) for name, module in model.named_modules()}
+    timed: list[bool] = []
+
+    def pretended(part: nn.Module, like: Tensor) -> float:
+        assert len(part) == 1  # the layer alone
+        timed.append(isinstance(part[0], FusedLayer))
+        return 1.0 if timed[-1] == isinstance(part[0], PCConv2d) else 2.0
+
+    monkeypatch.setattr(choose, "time_s", pretended)
+    forms = choose_forms(model, batch, norms=False)
+    assert set(timed) == {False, True}  # one by the code that it has, one folded
+    assert set(forms.values()) == {"factored", "folded"}
+    before = model(batch)
+    assert fuse_(model, batch, forms=forms, norms=False).forms == forms
+    changed = {name for name, module in model.named_modules() if type(module) is not stock[name]}
+    assert changed == {name for name, form in forms.items() if form == "folded"}
+    torch.testing.assert_close(model(batch), before)
+
+
+def test_forms_are_remembered_for_norms_as_they_are_by_themselves() -> None:
+    from pcn.fusion import fastest_forms
+    from pcn.models.cifar_resnet import CIFARResNet
+
+    model, batch = CIFARResNet(1, 8), torch.randn(4, 3, 8, 8)
+    pcn.compress_(model, [batch], pcn.PCNConfig(rank=0.5, exclude=("conv1", "fc")))
+    found = {norms: fastest_forms(model, batch, norms=norms) for norms in (True, False)}
+    assert "fused" not in found[False].values()
+    plan = pcn.get_plan(model)
+    assert plan is not None
+    assert list(plan.forms.values()) == list(found.values())
+    assert pcn.Plan.from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize("frozen", ["0.weight", "2.bias", "2.weight"])

@@ -425,6 +425,15 @@ def test_fused_steps_train_as_the_others_do(tmp_path: Path) -> None:
     assert len(events[1][0]["forms"]) == sum(isinstance(module, PCModule) for module in trainer.model.modules()) > 5
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_compiled_steps_on_a_gpu_fold_what_is_fastest_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    on_gpu = shlex.split("--model small_network:residual --switch-at 1 --rank 0.75 --device cuda --compile")
+    train(capsys, tmp_path / "run", *on_gpu)
+    (event,) = metrics(tmp_path / "run", "fused")
+    assert set(event["forms"].values()) <= {"factored", "folded"}
+
+
 def test_fused_steps_without_kernels_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "need a CUDA device and Triton" in refused(
         capsys, *SMALL[1:], "--switch-at", "1", "--fuse", "--out", str(tmp_path / "run")

@@ -23,10 +23,13 @@ from pcn.running.example import Example
 from pcn.running.untouched import untouched
 
 
-def choose_forms(model: nn.Module, example: Any, *, among: Sequence[Form] = FORMS) -> dict[str, Form]:
+def choose_forms(
+    model: nn.Module, example: Any, *, among: Sequence[Form] = FORMS, norms: bool = True
+) -> dict[str, Form]:
     """Time a training step of each layer in every form of ``among``, and return the fastest, by name.
 
-    Autocast counts as it is where this is called. Layers of the same sizes are timed once.
+    Autocast counts as it is where this is called. Layers of the same sizes are timed once, together with the batch
+    norms around them; without ``norms`` alone, and with stock code but for what is folded, as :func:`fuse_` has them.
     """
     if not among or not set(among) <= set(FORMS):
         raise ConfigError(f"among={among!r}: give at least one of {', '.join(FORMS)}")
@@ -34,7 +37,7 @@ def choose_forms(model: nn.Module, example: Any, *, among: Sequence[Form] = FORM
     unfuse_(base)
     given = Example.for_model(base, example)
     layers = layers_with_forms(base)
-    search = find_chains(base, given, dict.fromkeys(layers, "fused"))
+    search = find_chains(base, given, dict.fromkeys(layers, "fused")) if norms else Search()
     before = {reader: base.get_submodule(chain.norm) for chain in search.chains for reader in chain.readers}
     after = {chain.source: base.get_submodule(chain.norm) for chain in search.chains}
     inputs = _inputs(base, given, layers)
@@ -45,7 +48,8 @@ def choose_forms(model: nn.Module, example: Any, *, among: Sequence[Form] = FORM
             continue
         sizes = f"{layer} {tuple(inputs[name].shape)} {inputs[name].dtype} {name in before} {name in after}"
         if sizes not in known:
-            known[sizes] = _fastest(_Place(before.get(name), layer, after.get(name)), inputs[name], among)
+            place = _Place(before.get(name), layer, after.get(name), stock=not norms)
+            known[sizes] = _fastest(place, inputs[name], among)
         found[name] = known[sizes]
     for chain in search.chains:  # one reader at the full width, and a projection for the others saves little
         found |= dict.fromkeys(chain.readers, found[chain.readers[0]]) if chain.readers else {}
@@ -62,11 +66,15 @@ def _inputs(model: nn.Module, example: Example, layers: dict[str, PCModule]) -> 
 
 @dataclass(frozen=True)
 class _Place:
-    """A layer between the batch norms, if there are any, that run in one pass with it."""
+    """A layer between the batch norms, if there are any, that run in one pass with it.
+
+    Where there are to be none it runs with ``stock`` code, unless it is folded.
+    """
 
     before: nn.Module | None
     layer: PCModule
     after: nn.Module | None
+    stock: bool
 
     def part(self, form: Form) -> nn.Module:
         """A small model of this place, with a ReLU in front of the layer."""
@@ -76,7 +84,8 @@ class _Place:
         part = nn.Sequential(OrderedDict((name, copy.deepcopy(module)) for name, module in modules.items()))
         readers = ("layer",) if form == "fused" else ()
         chains = [Found("before", relu=True, emit=not readers, readers=readers), Found("after", source="layer")]
-        attach_(part, Search([chain for chain in chains if chain.norm in modules]), {"layer": form})
+        if not (self.stock and form == "factored"):
+            attach_(part, Search([chain for chain in chains if chain.norm in modules]), {"layer": form})
         return part.train()
 
 

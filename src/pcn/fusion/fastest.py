@@ -17,17 +17,17 @@ from pcn.plans.plan import get_plan, set_plan_
 from pcn.running.example import Example, device_of
 
 
-def fastest_forms(model: nn.Module, example: Any) -> dict[str, Form]:
+def fastest_forms(model: nn.Module, example: Any, *, norms: bool = True) -> dict[str, Form]:
     """Return what :func:`choose_forms` finds; a model that carries a plan keeps it there, and is not measured again.
 
     What is fastest depends on the device, the dtype and the size of the batch, so each of these is measured for itself.
     """
     base = unwrap(model)
     given = Example.for_model(base, example)
-    plan, where = get_plan(base), _where(base, given)
+    plan, where = get_plan(base), _where(base, given) + ("" if norms else ", norms as they are")
     if plan is not None and where in plan.forms:
         return cast(dict[str, Form], dict(plan.forms[where]))
-    found = choose_forms(base, given)
+    found = choose_forms(base, given, norms=norms)
     if plan is not None:
         set_plan_(base, replace(plan, forms={**plan.forms, where: dict[str, str](found)}))
     return found

@@ -43,14 +43,15 @@ class Fusion:
         return "\n".join([*lines, *(f"{name}: left alone, {why}" for name, why in self.left_alone.items())])
 
 
-def fuse_(model: nn.Module, example: Any, *, forms: Mapping[str, Form] | Form = "fused") -> Fusion:
+def fuse_(model: nn.Module, example: Any, *, forms: Mapping[str, Form] | Form = "fused", norms: bool = True) -> Fusion:
     """Have a model's batch norms run in one pass with what follows them; compile it afterwards, not before.
 
     Convolutions that only a batch norm reads hand their output over: principal component layers, and ordinary ones of
     few channels. ``example`` is a batch as :func:`pcn.analyze` takes it. ``forms`` says how principal component layers
     run: "fused" with the batch norm before them where that is possible, "factored" (a narrow product, then the layer)
     or "folded" (the basis multiplied out at each step); a mapping from names gives each its own, and "fused" where it
-    is silent.
+    is silent. Without ``norms`` nothing changes but layers that are folded: batch norms stay as they are, and other
+    layers run factored, by the code that they have.
     Call it again after surgery, which takes it back, and after loading other bases, which are then no longer shared.
 
     >>> from pcn.nn import PCConv2d
@@ -64,8 +65,8 @@ def fuse_(model: nn.Module, example: Any, *, forms: Mapping[str, Form] | Form = 
     unfuse_(base)
     given = Example.for_model(base, example)
     chosen = _forms(base, forms)
-    search = find_chains(base, given, chosen)
-    attach_(base, search, chosen)
+    search = find_chains(base, given, chosen) if norms else Search()
+    attach_(base, search, {name: form for name, form in chosen.items() if norms or form == "folded"})
     fused = {name for chain in search.chains for name in chain.readers}
     held = {name: "factored" if form == "fused" and name not in fused else form for name, form in chosen.items()}
     return Fusion(tuple(search.chains), held, search.left_alone)

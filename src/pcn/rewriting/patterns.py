@@ -117,8 +117,8 @@ def choose(worth: Tensor, count: int) -> Chosen:
     """Choose so many patterns in every group by their worth (g, r, taps), at least one for each direction.
 
     >>> choose(torch.tensor([[[5.0, 4.0, 1.0], [0.5, 3.0, 0.1]]]), 4).slots
-    tensor([[0, 1, 4],
-            [2, 3, 4]])
+    tensor([[0, 1, 2],
+            [3, 4, 4]])
     """
     groups, rank, taps = worth.shape
     ranked, order = worth.sort(dim=2, descending=True, stable=True)

@@ -22,16 +22,18 @@ def check_kernels(device: torch.device) -> None:
         raise ConfigError("fused passes need a CUDA device and Triton (pip install triton): train without --fuse")
 
 
-def fuse_layers_(model: nn.Module, inputs: Tensor, ranks: Ranks) -> dict[str, Any] | None:
-    """Fuse a model that has principal component layers, each in the form that is fastest here, and say what came of it.
+def fuse_layers_(model: nn.Module, inputs: Tensor, ranks: Ranks, *, norms: bool) -> dict[str, Any] | None:
+    """Have principal component layers run in the form that is fastest here, and say what came of it.
 
-    The parent is left alone: before the switch there is nothing to project. One process's clock decides for all.
+    With ``norms`` batch norms are fused with them. The parent is left alone: before the switch there is nothing to
+    project. One process's clock decides for all.
     """
     if not any(isinstance(module, PCModule) for module in unwrap(model).modules()):
         return None
     with autocast(inputs.device):
         try:
-            fusion = fuse_(model, inputs, forms=ranks.from_one(lambda: fastest_forms(model, inputs)))
+            forms = ranks.from_one(lambda: fastest_forms(model, inputs, norms=norms))
+            fusion = fuse_(model, inputs, forms=forms, norms=norms)
         except TraceError as error:
             return {"forms": {}, "left_alone": {}, "reason": str(error)}
     return {"forms": fusion.forms, "left_alone": fusion.left_alone, "reason": None}
