@@ -52,7 +52,7 @@ NEEDED = (
     "geometry",
     "kernel_basis",
     "kernel_rank",
-    "kernel_slots",
+    "kernel_mask",
     "load_",
     "mean",
     "offset_weight",

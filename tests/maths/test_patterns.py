@@ -24,8 +24,8 @@ def drawn(draw: st.DrawFn) -> tuple[Patterns, Tensor, Tensor, int]:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
-    slots = choose(random(groups, rank, TAPS), count).slots
-    patterns = Patterns(random(groups * count, *KERNEL), slots)
+    mask = choose(random(groups, rank, TAPS), count).mask
+    patterns = Patterns(random(groups * count, *KERNEL), mask)
     return patterns, random(groups * outputs, count), random(groups * outputs, rank, *KERNEL), groups
 
 
@@ -65,8 +65,8 @@ def test_patterns_that_lead_back_do(given: tuple[Patterns, Tensor, Tensor, int])
 
 def test_gradients_are_those_of_the_kernel() -> None:
     torch.manual_seed(0)
-    slots = choose(torch.rand(2, 3, TAPS), 7).slots
-    patterns = Patterns(torch.randn(14, *KERNEL, dtype=torch.double), slots)
+    mask = choose(torch.rand(2, 3, TAPS), 7).mask
+    patterns = Patterns(torch.randn(14, *KERNEL, dtype=torch.double), mask)
     weight = torch.randn(4, 7, dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradcheck(lambda each: expanded(each, patterns, 2), weight)
 
@@ -74,5 +74,5 @@ def test_gradients_are_those_of_the_kernel() -> None:
 def test_the_best_are_chosen_and_none_goes_without() -> None:
     worth = torch.tensor([[[9.0, 8.0, 7.0], [0.0, 0.0, 1e-9]], [[1.0, 5.0, 1.0], [2.0, 2.0, 3.0]]])
     found = choose(worth, 3)
-    assert found.slots.tolist() == [[0, 1, 3], [2, 3, 3], [0, 3, 3], [1, 2, 3]]
+    assert found.mask.tolist() == [[1, 1, 0], [1, 0, 0], [1, 0, 0], [1, 1, 0]]
     assert [each.tolist() for each in found.of] == [[0, 0, 0, 1, 1, 1], [0, 0, 1, 0, 1, 1], [0, 1, 2, 1, 2, 0]]

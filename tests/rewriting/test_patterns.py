@@ -12,13 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import pcn
-from pcn.errors import ConfigError, StatisticsError
+from pcn.errors import CheckpointError, ConfigError, StatisticsError
 from pcn.fusion import fuse_
 from pcn.maths.moments import along_patterns
-from pcn.maths.patterns import Patterns
+from pcn.maths.patterns import Patterns, owners
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d
+from pcn.rewriting.directions import FLOOR
 from pcn.rewriting.fold import fold_
 from pcn.rewriting.patterns import tap_moments
 from pcn.rewriting.plain import to_plain
@@ -98,10 +100,69 @@ def test_patterns_go_where_patches_need_them() -> None:
     x[:, 5] = 3 * (noise - noise.mean((1, 2), keepdim=True))  # which goes with no colour
     expected = model(x)
     applied(model, x, pcn.PCNConfig(rank=1.0, kernel_rank=2, skip_larger=False))
-    counts = (model[0].kernel_slots < 24).sum(1).sort().values
+    counts = model[0].kernel_mask.sum(1).sort().values
     assert counts[-1] == 9
     assert counts[0] >= 1
     torch.testing.assert_close(model(x), expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("precondition", [0.0, 0.5, 1.0])
+def test_a_direction_and_its_patterns_are_preconditioned_as_one(precondition: float) -> None:
+    model, x = built(padding=0), images(200)
+    with torch.no_grad():
+        model[1].weight.copy_(torch.logspace(-2, 1, 12))  # so that directions differ by much
+    read = model[:3](x).detach()
+    applied(model, x, config(kernel_rank=4, precondition=precondition))
+    layer = model[3]
+    patterns = layer.tap_patterns
+    of = owners(patterns, 1)[0]
+    along = torch.einsum("nmxy,mr->nrxy", read - layer.mean.view(-1, 1, 1), layer.basis)
+    seen = nn.functional.conv2d(along[:, of], layer.kernel_basis.unsqueeze(1), groups=len(of))
+    lengths = layer.kernel_basis.flatten(1).norm(dim=1) * layer.basis.norm(dim=0)[of]
+    variances = seen.square().mean((0, 2, 3)) / lengths**2
+    same = lengths * (variances + FLOOR * variances.mean()) ** (precondition / 2)
+    torch.testing.assert_close(same / same.mean(), torch.ones_like(same), rtol=1e-4, atol=0)
+
+
+def test_patterns_are_those_that_outputs_need_which_are_left() -> None:
+    """Outputs of large weights, of which the batch norm makes little, go; those that stay are smooth."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(12, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 3)).double()
+    x = torch.randn(100, 12, 8, 8, dtype=torch.double)
+    x += 2 * nn.functional.avg_pool2d(x, 3, 1, 1)
+    with torch.no_grad():
+        weight = model[0].weight
+        weight[:4] = weight[:4].mean((2, 3), keepdim=True) + 0.1 * weight[:4]
+        weight[4:] = 100 * (weight[4:] - weight[4:].mean((2, 3), keepdim=True))
+        model[1].weight[4:] = 0.01
+    before = model[0](x).detach()
+    rules = {"0": pcn.LayerRule(1.0, keep_outputs=4), "3": pcn.LayerRule(3)}
+    plan = applied(model, x, pcn.PCNConfig(layers=rules, kernel_rank=2, skip_larger=False))
+    assert plan.kept("0.weight", 0) == (0, 1, 2, 3)
+    wanted, found = ((each - each.mean((0, 2, 3), True)) for each in (before[:, :4], model[0](x).detach()))
+    assert (found - wanted).square().sum() < 0.2 * wanted.square().sum()
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.9999])
+def test_a_model_that_is_averaged_with_itself_stays_as_it_is(decay: float) -> None:
+    model, x = built(), images()
+    applied(model, x, config(rank=8, kernel_rank=3))
+    model.eval()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+    for _ in range(20):
+        average.update_parameters(model)
+    torch.testing.assert_close(average(x), model(x))
+    torch.testing.assert_close(copy.deepcopy(model).bfloat16().double()(x), model(x), rtol=0.1, atol=0.1)
+
+
+def test_a_kernel_is_not_rounded_before_it_is_used() -> None:
+    model, x = built(), images()
+    applied(model, x, config(rank=8, kernel_rank=3))
+    layer = model[3].float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        kernel = layer.full_kernel
+    assert kernel.dtype == torch.float32
+    torch.testing.assert_close(kernel, layer.full_kernel, rtol=0, atol=0)
 
 
 def test_counts_are_those_of_the_layer() -> None:
@@ -111,8 +172,7 @@ def test_counts_are_those_of_the_layer() -> None:
     layer = plan.layers["3"]
     assert layer.trainable_after == 8 * 6 * 4 + 8
     assert others + layer.trainable_after == sum(p.numel() for p in model.parameters())
-    stored = (tensor.numel() for name, tensor in model[3].state_dict().items() if name != "kernel_slots")
-    assert layer.stored_after == sum(stored)  # numbers that say where others belong are not counted
+    assert layer.stored_after == sum(tensor.numel() for tensor in model[3].state_dict().values())
     assert "12 -> 6 in 4 of 9 patterns" in str(plan)
     assert pcn.Plan.from_json(plan.to_json()) == plan
 
@@ -203,7 +263,7 @@ def test_squared_gradients_that_do_not_go_with_what_is_read() -> None:
     of_gradient = torch.rand(6, 1, 1, dtype=torch.double)
     of_tap = covariance.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
     moment = (of_gradient * of_tap).expand(6, 4, 5)
-    each = Patterns(torch.empty(20, 5), torch.arange(20).view(4, 5))
+    each = Patterns(torch.empty(20, 5), torch.ones(4, 5))
     found = along_patterns(moment, (variances / of_tap).flatten(), each)
     torch.testing.assert_close(found, (of_gradient * variances).flatten(1))
 
@@ -235,6 +295,10 @@ def test_saved_and_loaded_and_fused_it_computes_the_same(tmp_path: Path) -> None
     expected = model.eval()(x)
     pcn.save(model, tmp_path / "saved")
     torch.testing.assert_close(pcn.load(built(), tmp_path / "saved").eval()(x), expected)
+    state = model.state_dict()
+    state["3.kernel_mask"] = torch.ones_like(state["3.kernel_mask"])
+    with pytest.raises(RuntimeError, match=r"3.kernel_mask gives directions \[72\] patterns of taps, there are 24"):
+        copy.deepcopy(model).load_state_dict(state)
     torch.testing.assert_close(to_plain(model).eval()(x), expected)
     for form in ("fused", "factored", "folded"):
         fuse_(model, x, forms=form)
@@ -255,6 +319,17 @@ def test_a_switch_fades_to_it_and_is_resumed() -> None:
     again.load_state_dict(switch.state_dict())
     other.load_state_dict(model.state_dict())
     torch.testing.assert_close(other(x), model(x))
+
+
+def test_a_fade_of_another_version_is_refused() -> None:
+    model, x = built(), images()
+    switch = pcn.Switch(model, None, config(rank=6, kernel_rank=2), at=1, fade=3)
+    switch.after_epoch(1, [x])
+    state = switch.state_dict()
+    for tensors in state["fading"]["bases"].values():
+        del tensors["pattern_mask"]
+    with pytest.raises(CheckpointError, match="another version of pcn"):
+        pcn.Switch(built(), None, config(rank=6, kernel_rank=2), at=1, fade=3).load_state_dict(state)
 
 
 def test_a_budget_has_room_for_more_directions() -> None:

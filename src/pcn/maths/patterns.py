@@ -12,24 +12,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pcn.maths.autocast import without_autocast
 from pcn.maths.products import cast, exact
 
 RTOL = 1e-6  # a pattern that is this much shorter than another of its direction holds nothing but rounding
 
 
 class Patterns(NamedTuple):
-    """The patterns K (g*p, *kernel), and which of them each direction has.
+    """The patterns K (g*p, *kernel), direction by direction, and where each has one.
 
-    ``slots`` (g*r, taps) holds their numbers within a group, and p where there are no more.
+    ``mask`` (g*r, places) holds a one for each pattern of a direction and zeros behind them. It is of numbers with a
+    point, as K is, so that averaging a model with itself or casting it leaves it what it was.
     """
 
     taps: Tensor
-    slots: Tensor
+    mask: Tensor
 
     def exactly(self, like: Tensor) -> Patterns:
         """The same in float64."""
         taps = exact(self.taps, like)
-        return Patterns(taps, self.slots.to(taps.device))
+        return Patterns(taps, self.mask.to(taps.device))
+
+    def numbers(self, groups: int) -> Tensor:
+        """Number the places (g, r*places) of every group: those with a pattern by it, the others from p on.
+
+        No number stands twice, so that the gradient of a look-up adds nothing up.
+
+        >>> Patterns(torch.zeros(3, 2), torch.tensor([[1.0, 1.0], [1.0, 0.0]])).numbers(1)
+        tensor([[0, 1, 2, 3]])
+        """
+        taken = self.mask.reshape(groups, -1) > 0.5
+        return torch.where(taken, taken.cumsum(1), len(self.taps) // groups + (~taken).cumsum(1)) - 1
 
 
 def expanded(weight: Tensor, patterns: Patterns, groups: int) -> Tensor:
@@ -37,18 +50,20 @@ def expanded(weight: Tensor, patterns: Patterns, groups: int) -> Tensor:
 
     Coordinates are looked up rather than added up where they belong, which on a GPU would not give the same bits twice.
 
-    >>> patterns = Patterns(torch.tensor([[1.0, 1.0], [0.0, 1.0], [2.0, 0.0]]), torch.tensor([[0, 1], [2, 3]]))
+    >>> patterns = Patterns(torch.tensor([[1.0, 1.0], [0.0, 1.0], [2.0, 0.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
     >>> expanded(torch.tensor([[1.0, 10.0, 100.0]]), patterns, 1)
     tensor([[[  1.,  11.],
              [200.,   0.]]])
     """
-    kernel, slots = patterns.taps.shape[1:], _by_group(patterns.slots, groups)
-    count, places = slots.shape[1:]
-    rows = F.pad(_by_group(weight, groups), (0, 1))
-    each = rows.gather(2, slots.reshape(groups, 1, -1).expand(-1, rows.shape[1], -1))
-    along = of_directions(patterns, groups).to(weight.dtype)
-    product = each.reshape(groups, -1, count, places, 1) * along.flatten(3).unsqueeze(1)
-    return product.sum(3).reshape(len(weight), count, *kernel)
+    kernel, places = patterns.taps.shape[1:], patterns.mask.shape[1]
+    along = of_directions(patterns, groups).flatten(3).flatten(0, 1).to(weight.dtype)  # (g*r, places, k)
+    numbers, rows = patterns.numbers(groups), _by_group(weight, groups)
+    rows = F.pad(rows, (0, numbers.shape[1] - rows.shape[2]))
+    each = rows.gather(2, numbers.unsqueeze(1).expand(-1, rows.shape[1], -1)).unflatten(2, (-1, places))
+    with without_autocast(weight.device.type):  # or the kernel would be rounded before anybody asks for it
+        product = torch.bmm(each.transpose(1, 2).flatten(0, 1), along)  # (g*r, n/g, k)
+    kernels: Tensor = product.unflatten(0, (groups, -1)).transpose(1, 2).reshape(len(weight), -1, *kernel)
+    return kernels
 
 
 def full_kernel(weight: Tensor, patterns: Patterns | None, groups: int) -> Tensor:
@@ -58,17 +73,18 @@ def full_kernel(weight: Tensor, patterns: Patterns | None, groups: int) -> Tenso
 
 
 def of_directions(patterns: Patterns, groups: int) -> Tensor:
-    """Return (g, r, taps, *kernel): the patterns of every direction, and zeros where it has no more."""
-    kernel, slots = patterns.taps.shape[1:], _by_group(patterns.slots, groups)
-    rows = F.pad(_by_group(patterns.taps.flatten(1), groups), (0, 0, 0, 1))
-    found = rows.gather(1, slots.reshape(groups, -1, 1).expand(-1, -1, kernel.numel()))
-    return found.reshape(*slots.shape, *kernel)
+    """Return (g, r, places, *kernel): the patterns of every direction, and zeros where it has no more."""
+    kernel, places = patterns.taps.shape[1:], patterns.mask.shape[1]
+    numbers, rows = patterns.numbers(groups), _by_group(patterns.taps.flatten(1), groups)
+    rows = F.pad(rows, (0, 0, 0, numbers.shape[1] - rows.shape[1]))
+    found = rows.gather(1, numbers.unsqueeze(2).expand(-1, -1, kernel.numel()))
+    return found.reshape(groups, -1, places, *kernel)
 
 
 def coordinates(kernels: Tensor, patterns: Patterns, groups: int) -> Tensor:
     """Return C[n, p] = Σ_k W~[n, r, k] K[p, k], r being the direction of p, in the dtype that W~ has.
 
-    >>> patterns = Patterns(torch.tensor([[1.0, 1.0], [0.0, 1.0], [2.0, 0.0]]), torch.tensor([[0, 1], [2, 3]]))
+    >>> patterns = Patterns(torch.tensor([[1.0, 1.0], [0.0, 1.0], [2.0, 0.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
     >>> coordinates(torch.tensor([[[1.0, 11.0], [200.0, 0.0]]]), patterns, 1)
     tensor([[ 12.,  11., 400.]])
     """
@@ -81,17 +97,20 @@ def coordinates(kernels: Tensor, patterns: Patterns, groups: int) -> Tensor:
 
 def owners(patterns: Patterns, groups: int) -> Tensor:
     """The direction (g, p) that each pattern belongs to, counted within its group."""
-    slots = _by_group(patterns.slots, groups)
-    return slots.flatten(1).argsort(dim=1)[:, : len(patterns.taps) // groups] // slots.shape[2]
+    return _places(patterns, groups) // patterns.mask.shape[1]
 
 
 def leading_back(patterns: Patterns, groups: int) -> Patterns:
     """The patterns (in float64) that lead back: coordinates along these, expanded by the others, are what they were."""
     within = of_directions(patterns.exactly(patterns.taps), groups).flatten(3)
-    back = torch.linalg.pinv(within, rtol=RTOL).mT
-    places = _by_group(patterns.slots, groups).flatten(1).argsort(dim=1)[:, : len(patterns.taps) // groups]
-    found = back.flatten(1, 2).gather(1, places.to(back.device)[..., None].expand(-1, -1, back.shape[3]))
-    return Patterns(found.reshape(patterns.taps.shape), patterns.slots)
+    back = torch.linalg.pinv(within, rtol=RTOL).mT.flatten(1, 2)
+    found = back.gather(1, _places(patterns, groups).to(back.device)[..., None].expand(-1, -1, back.shape[2]))
+    return Patterns(found.reshape(patterns.taps.shape), patterns.mask)
+
+
+def _places(patterns: Patterns, groups: int) -> Tensor:
+    """Where each pattern (g, p) stands among the places of its group."""
+    return patterns.numbers(groups).argsort(dim=1)[:, : len(patterns.taps) // groups]
 
 
 def _by_group(tensor: Tensor, groups: int) -> Tensor:

@@ -36,13 +36,13 @@ class Projected(NamedTuple):
     offset_weight: Tensor | None = None  # (n, m/g, *kernel)
     output_basis: Tensor | None = None  # (n, s)
     kernel_basis: Tensor | None = None  # p patterns of taps (g*p, *kernel); the weight is (..., p) then
-    kernel_slots: Tensor | None = None  # (g*r, taps), which of them belong to each direction
+    kernel_mask: Tensor | None = None  # (g*r, taps), how many of them belong to each direction
 
     @property
     def patterns(self) -> Patterns | None:
-        if self.kernel_basis is None or self.kernel_slots is None:
+        if self.kernel_basis is None or self.kernel_mask is None:
             return None
-        return Patterns(self.kernel_basis, self.kernel_slots)
+        return Patterns(self.kernel_basis, self.kernel_mask)
 
 
 class Factors(NamedTuple):
@@ -101,9 +101,9 @@ def with_output_basis(projected: Projected, output_basis: Tensor, groups: int = 
 
 def with_patterns(projected: Projected, patterns: Patterns, dual: Tensor, groups: int = 1) -> Projected:
     """Have directions read in patterns of taps; ``dual`` leads back from these coordinates."""
-    weight = coordinates(projected.weight, Patterns(dual, patterns.slots), groups)
-    basis, slots = cast(patterns.taps, projected.weight), patterns.slots.to(projected.weight.device)
-    return projected._replace(weight=weight, kernel_basis=basis, kernel_slots=slots)
+    weight = coordinates(projected.weight, Patterns(dual, patterns.mask), groups)
+    basis, mask = (cast(each, projected.weight) for each in patterns)
+    return projected._replace(weight=weight, kernel_basis=basis, kernel_mask=mask)
 
 
 def dropped_part(weight: Tensor, projected: Projected, groups: int = 1) -> Tensor:

@@ -20,7 +20,7 @@ class PCModule(Transformed):
     ``basis`` (m, r) and ``mean`` (m,) are buffers, or parameters with ``train_basis``. ``offset_weight`` is the frozen
     part of the weight outside the basis; ``output_basis`` (n, s) expands s trained outputs to n; ``kernel_basis``
     (g*r*q, *kernel) holds patterns of taps, q for a direction on average, of which the kernel is made, and
-    ``kernel_slots`` says which belong to each direction (:class:`pcn.maths.patterns.Patterns`). All may be None.
+    ``kernel_mask`` says how many belong to each direction (:class:`pcn.maths.patterns.Patterns`). All may be None.
     """
 
     weight: nn.Parameter
@@ -30,7 +30,7 @@ class PCModule(Transformed):
     offset_weight: Tensor | None
     output_basis: Tensor | None
     kernel_basis: Tensor | None
-    kernel_slots: Tensor | None
+    kernel_mask: Tensor | None
     groups: int = 1
     stock: ClassVar[type[Any]]  # the layer that this one stands for
     stood_for: type[nn.Module] | None = None  # the subclass of it that stood here, where it was one
@@ -68,12 +68,12 @@ class PCModule(Transformed):
         self.register_buffer("offset_weight", torch.empty(offset_shape, **factory) if offset else None)
         output_shape = None if output_rank is None else (outputs, output_rank)
         self.register_buffer("output_basis", None if output_shape is None else torch.empty(output_shape, **factory))
-        patterns, slots = None, None
+        patterns, mask = None, None
         if kernel_rank is not None:
             patterns = torch.empty(self.groups * rank * kernel_rank, *kernel, **factory)
-            slots = torch.empty(self.groups * rank, math.prod(kernel), device=patterns.device, dtype=torch.int64)
+            mask = torch.empty(self.groups * rank, math.prod(kernel), **factory)
         self.register_buffer("kernel_basis", patterns)
-        self.register_buffer("kernel_slots", slots)
+        self.register_buffer("kernel_mask", mask)
         self.reset_parameters()
 
     @property
@@ -85,9 +85,9 @@ class PCModule(Transformed):
     @property
     def tap_patterns(self) -> Patterns | None:
         """The patterns of taps in which directions are read, where they are not read by every tap."""
-        if self.kernel_basis is None or self.kernel_slots is None:
+        if self.kernel_basis is None or self.kernel_mask is None:
             return None
-        return Patterns(self.kernel_basis, self.kernel_slots)
+        return Patterns(self.kernel_basis, self.kernel_mask)
 
     @property
     def kernel_rank(self) -> int | None:
@@ -120,19 +120,31 @@ class PCModule(Transformed):
             nn.init.zeros_(self.offset_weight)
         if self.output_basis is not None:
             _fill_orthonormal_(self.output_basis, self.groups)
-        if self.kernel_basis is not None and self.kernel_slots is not None:
-            self._fill_patterns_(self.kernel_basis, self.kernel_slots)
+        if self.kernel_basis is not None:
+            self._fill_patterns_(self.kernel_basis)
+        self.deal_patterns_evenly_()
 
-    def _fill_patterns_(self, patterns: Tensor, slots: Tensor) -> None:
+    def deal_patterns_evenly_(self) -> None:
+        """Let every direction have as many patterns of taps as every other, where there are any."""
+        if self.kernel_mask is not None:
+            self.kernel_mask.zero_()[:, : self.kernel_rank] = 1
+
+    def _fill_patterns_(self, patterns: Tensor) -> None:
         """As many random orthonormal patterns for each direction."""
         assert self.kernel_rank is not None
         for of_direction in patterns.split(self.kernel_rank):
             across = torch.empty_like(of_direction).flatten(1).T  # a view of them there is not in every layout
             _fill_orthonormal_(across, 1)
             of_direction.copy_(across.T.reshape(of_direction.shape))
-        count = len(patterns) // self.groups
-        slots.fill_(count)
-        slots[:, : self.kernel_rank] = torch.arange(count).reshape(-1, self.kernel_rank).repeat(self.groups, 1)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        *_, errors = arguments
+        if self.kernel_mask is None or self.kernel_mask.is_meta:
+            return
+        wanted, dealt = self.rank * (self.kernel_rank or 0), (self.kernel_mask > 0.5).view(self.groups, -1).sum(1)
+        if any(count != wanted for count in dealt.tolist()):
+            errors.append(f"{prefix}kernel_mask gives directions {dealt.tolist()} patterns of taps, there are {wanted}")
 
     @torch.no_grad()
     def load_(self, projected: Projected) -> None:

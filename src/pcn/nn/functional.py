@@ -11,12 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pcn.maths.autocast import autocasts
 from pcn.nn.eights import cut, filled, in_eights, wanted
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-
-# Asked once: torch.compile cannot trace the question in every release that we support.
-AUTOCAST_DEVICES = frozenset(d for d in ("cpu", "cuda", "xpu", "mps", "hpu") if torch.amp.is_autocast_available(d))
 
 
 class Geometry(NamedTuple):
@@ -186,7 +184,3 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype in which a layer multiplies: autocast's where it is on, else the input's own."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if autocasts(device) and x.dtype != torch.float64 else x.dtype
-
-
-def autocasts(device: str) -> bool:
-    return device in AUTOCAST_DEVICES and torch.is_autocast_enabled(device)

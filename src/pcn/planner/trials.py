@@ -15,6 +15,7 @@ from pcn.costs.timing import step_ns
 from pcn.costs.usage import Usage
 from pcn.errors import ConfigError
 from pcn.layers import canonical_weight, groups_of, in_width, layout_of, out_width
+from pcn.nn import PCModule
 from pcn.nn.build import empty_like
 from pcn.planner.budget import Budget
 from pcn.planner.measured import LayerUsage, RankPair
@@ -87,7 +88,7 @@ class Trials:
             yield rank, None
             yield from ((rank, each) for each in outputs)
 
-    def _part(self, layer: nn.Module, rank: int, outputs: int | None, patterns: int | None) -> nn.Module:
+    def _part(self, layer: nn.Module, rank: int, outputs: int | None, patterns: int | None) -> PCModule:
         part = empty_like(
             layer,
             rank,
@@ -98,8 +99,8 @@ class Trials:
         )
         with torch.no_grad():
             for tensor in (*part.parameters(), *part.buffers()):
-                # What lies in new memory may be slow numbers, or no numbers of patterns.
-                tensor.normal_(std=0.1) if tensor.is_floating_point() else tensor.zero_()
+                tensor.normal_(std=0.1)  # what lies in new memory may be slow numbers
+            part.deal_patterns_evenly_()
         return part
 
     def _try(self, part: nn.Module, x: Tensor) -> _Trial:

@@ -121,7 +121,7 @@ def _is_possible(layer: LayerPlan) -> bool:
     expanded = layer.output_rank is None or (
         layer.rank is not None and 1 <= layer.output_rank <= layer.kept_outputs // layer.groups
     )
-    patterned = layer.kernel_rank is None or (layer.rank is not None and 1 <= layer.kernel_rank < layer.taps)
+    patterned = layer.kernel_rank is None or (layer.rank is not None and 1 <= layer.kernel_rank <= layer.taps)
     positions = (layer.in_positions, layer.out_positions)
     counted = all(each is None or 0 <= each < math.inf for each in positions)
     return fits and divides and ranks and expanded and patterned and counted and 0 <= layer.precondition <= 1

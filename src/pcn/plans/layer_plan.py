@@ -123,7 +123,7 @@ class LayerPlan:
     def _kernel_basis_size(self) -> int:
         if self.rank is None or self.kernel_rank is None:
             return 0
-        return self.groups * self.rank * self.kernel_rank * self.taps
+        return self.groups * self.rank * (self.kernel_rank + 1) * self.taps  # and where each direction has one
 
     @property
     def input_basis_size(self) -> int:

@@ -28,7 +28,7 @@ class Basis:
     ``variances`` (g, r) are those of the coordinates that the new layer reads, ``total`` (g,) is that of all inputs.
     ``block`` holds the directions of the kept inputs alone (|S|, r), ``dual`` (m, r) leads back from coordinates along
     directions that are not orthonormal, and ``outputs`` (n, s) expands trained outputs. ``patterns`` (g*p, *kernel) are
-    those of taps in which directions are read, and ``pattern_slots`` (g*r, taps) which of them belong to each of these;
+    those of taps in which directions are read, and ``pattern_mask`` (g*r, taps) how many belong to each of these;
     ``pattern_dual`` leads back from them, and ``pattern_variances`` (g*p,) are the variances of these coordinates,
     relative to that of their direction.
     """
@@ -41,7 +41,7 @@ class Basis:
     dual: Tensor | None = None
     outputs: Tensor | None = None
     patterns: Tensor | None = None
-    pattern_slots: Tensor | None = None
+    pattern_mask: Tensor | None = None
     pattern_dual: Tensor | None = None
     pattern_variances: Tensor | None = None
 
@@ -79,12 +79,10 @@ def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:
 
 def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Basis:
     assert layer.rank is not None
-    found = _directions(layer, stats, model)
+    found = _directions(plan, layer, stats, model)
     outputs = None
     if layer.output_rank is not None:
-        rows = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].out_dim)
-        weight = weight_of(layer, model).to(found.along)
-        weight = by_group(weight if rows is None else weight[list(rows)], layer.groups)
+        weight = by_group(weight_of(plan, layer, model).to(found.along), layer.groups)
         outputs = directions.output_directions(weight, found, layer.output_rank).flatten(0, 1)
     kept, block = kept_inputs(plan, layer), None
     found = directions.preconditioned(found, layer.precondition)
@@ -99,7 +97,7 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
     return Basis(stats.mean(layer.name), found.along.flatten(0, 1), variances, total, block, dual, outputs)
 
 
-def _directions(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Directions:
+def _directions(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Directions:
     """The directions of the kind that the plan asks for, group by group."""
     assert layer.rank is not None
     if layer.basis == "pca":
@@ -109,22 +107,24 @@ def _directions(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Direct
     if layer.basis == "random":
         found = directions.random(covariance, layer.rank, layer.name)
     else:
-        found = directions.balanced(covariance, _gram(layer, stats, model).to(covariance), layer.rank)
+        found = directions.balanced(covariance, _gram(plan, layer, stats, model).to(covariance), layer.rank)
     return directions.uncorrelated(found, covariance)
 
 
-def _gram(layer: LayerPlan, stats: Statistics, model: nn.Module) -> Tensor:
+def _gram(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Tensor:
     """How much errors in what a layer reads matter: to the loss, or to the layer's own output."""
     if layer.basis == "balanced":
         return stats.gradient_moments(layer.name)
     if layer.basis == "response":
-        return directions.response_gram(by_group(weight_of(layer, model).double(), layer.groups))
+        return directions.response_gram(by_group(weight_of(plan, layer, model).double(), layer.groups))
     raise PlanError(
         f"{layer.name!r} has the basis {layer.basis!r} in the plan, which is unknown: give one of "
         f"{', '.join(get_args(BasisKind))}"
     )
 
 
-def weight_of(layer: LayerPlan, model: nn.Module) -> Tensor:
-    """A layer's weight as it is now, (n, m/g, *kernel)."""
-    return canonical_weight(model.get_submodule(layer.name)).detach()
+def weight_of(plan: Plan, layer: LayerPlan, model: nn.Module) -> Tensor:
+    """A layer's weight as it is now, (n, m/g, *kernel), for the outputs that are left."""
+    weight = canonical_weight(model.get_submodule(layer.name)).detach()
+    rows = plan.kept(f"{layer.name}.weight", LAYER_TYPES[layer.kind].out_dim)
+    return weight if rows is None else weight[list(rows)]

@@ -128,8 +128,8 @@ def rewritten(
         block_basis=basis.block,
         dual=basis.dual,
     )
-    if basis.patterns is not None and basis.pattern_slots is not None and basis.pattern_dual is not None:
-        patterns = Patterns(basis.patterns, basis.pattern_slots)
+    if basis.patterns is not None and basis.pattern_mask is not None and basis.pattern_dual is not None:
+        patterns = Patterns(basis.patterns, basis.pattern_mask)
         projected = with_patterns(projected, patterns, basis.pattern_dual, layer.groups)
     return projected if basis.outputs is None else with_output_basis(projected, basis.outputs, layer.groups)
 

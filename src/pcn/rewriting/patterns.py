@@ -18,7 +18,7 @@ from pcn.nn.functional import pads_of, sides
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 from pcn.rewriting import directions
-from pcn.rewriting.bases import Bases, Basis, weight_of
+from pcn.rewriting.bases import Bases, Basis, kept_inputs, weight_of
 from pcn.rewriting.directions import Directions
 from pcn.running.example import device_of
 from pcn.running.failures import saying_which
@@ -48,11 +48,13 @@ def measure_taps(plan: Plan, bases: Bases, model: nn.Module, stats: Statistics) 
     if not layers or stats.example is None:
         return sums
 
+    along = {name: _left(plan, layer, bases[name].directions) for name, layer in layers.items()}
+
     def watching(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = over_samples(args[0] if args else next(iter(kwargs.values())))
             if x.numel():
-                found = tap_moments(x.detach(), module, bases[name].mean, bases[name].directions)
+                found = tap_moments(x.detach(), module, bases[name].mean, along[name])
                 sums[name] += found.to(sums[name].device)
 
         return hook
@@ -72,12 +74,12 @@ def measure_taps(plan: Plan, bases: Bases, model: nn.Module, stats: Statistics) 
 def with_patterns(plan: Plan, bases: Bases, moments: TapMoments, model: nn.Module) -> Bases:
     """Add patterns of taps, of which the layers make most, to the bases of those that want some."""
     return bases | {
-        layer.name: _patterned(bases[layer.name], layer, moments[layer.name], weight_of(layer, model))
+        layer.name: _patterned(plan, layer, bases[layer.name], moments[layer.name], weight_of(plan, layer, model))
         for layer in patterned(plan)
     }
 
 
-def _patterned(basis: Basis, layer: LayerPlan, moments: Tensor, weight: Tensor) -> Basis:
+def _patterned(plan: Plan, layer: LayerPlan, basis: Basis, moments: Tensor, weight: Tensor) -> Basis:
     assert layer.kernel_rank is not None
     assert layer.rank is not None
     if not bool(moments.any()):
@@ -87,47 +89,59 @@ def _patterned(basis: Basis, layer: LayerPlan, moments: Tensor, weight: Tensor) 
         )
     values, vectors = eigen.full(moments.unflatten(0, (layer.groups, -1)))
     back = basis.directions if basis.dual is None else basis.dual
+    if layer.order == "truncate_first":  # others make up for what a lost input was on average
+        back = _left(plan, layer, back)
     kernels = by_group(project(weight.to(vectors), back.to(vectors), layer.groups), layer.groups)
     responses = values.clamp_min(0) * torch.einsum("gnrk,grkp->gnrp", kernels, vectors).square().sum(1)
     chosen = choose(responses, layer.rank * layer.kernel_rank)
-    along, variances = (
-        vectors.mT[chosen.of].unflatten(0, (layer.groups, -1)).mT,
-        values[chosen.of].view(layer.groups, -1),
+    along = vectors.mT[chosen.of].unflatten(0, (layer.groups, -1)).mT
+    # A direction and its patterns are preconditioned as one: what its length does for it already is taken off.
+    lengths = (
+        basis.directions.unflatten(0, (layer.groups, -1)).to(values).norm(dim=1)[chosen.of[:2]].view(along[:, 0].shape)
     )
+    variances = values[chosen.of].view_as(lengths) / lengths**2
     found = directions.preconditioned(Directions(along, along, variances), layer.precondition)
-    of_tap = values.mean(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny).expand_as(values)[chosen.of]
-    shape = (-1, *layer.kernel)
+    of_tap = values.mean(-1).clamp_min(torch.finfo(values.dtype).tiny)[chosen.of[:2]]
+    shape, lengths = (-1, *layer.kernel), lengths.unsqueeze(1)
     return replace(
         basis,
-        patterns=found.along.mT.reshape(shape),
-        pattern_slots=chosen.slots,
-        pattern_dual=found.back.mT.reshape(shape),
+        patterns=(found.along / lengths).mT.reshape(shape),
+        pattern_mask=chosen.mask,
+        pattern_dual=(found.back * lengths).mT.reshape(shape),
         pattern_variances=found.variances.flatten() / of_tap,
     )
 
 
+def _left(plan: Plan, layer: LayerPlan, rows: Tensor) -> Tensor:
+    """Rows (m, r) with zeros for the inputs that the layer loses."""
+    kept = kept_inputs(plan, layer)
+    if kept is None:
+        return rows
+    kept = kept.to(rows.device)
+    return torch.zeros_like(rows).index_copy(0, kept, rows[kept])
+
+
 class Chosen(NamedTuple):
-    """Patterns of taps that were chosen: where they stand among all, direction by direction, and their numbers."""
+    """Patterns of taps that were chosen: where they stand among all, direction by direction, and how many each has."""
 
     of: tuple[Tensor, Tensor, Tensor]  # group, direction and number among the direction's, each (g*p,)
-    slots: Tensor  # (g*r, taps), as pcn.maths.patterns has them
+    mask: Tensor  # (g*r, taps), as pcn.maths.patterns has it
 
 
 def choose(worth: Tensor, count: int) -> Chosen:
     """Choose so many patterns in every group by their worth (g, r, taps), at least one for each direction.
 
-    >>> choose(torch.tensor([[[5.0, 4.0, 1.0], [0.5, 3.0, 0.1]]]), 4).slots
-    tensor([[0, 1, 2],
-            [3, 4, 4]])
+    >>> choose(torch.tensor([[[5.0, 4.0, 1.0], [0.5, 3.0, 0.1]]]), 4).mask
+    tensor([[1., 1., 1.],
+            [1., 0., 0.]])
     """
     groups, rank, taps = worth.shape
     ranked, order = worth.sort(dim=2, descending=True, stable=True)
     ranked[:, :, 0] = torch.inf
     first = ranked.flatten(1).argsort(dim=1, descending=True, stable=True)[:, :count]
     taken = torch.zeros(groups, rank * taps, dtype=torch.bool, device=worth.device).scatter_(1, first, True)
-    numbers = torch.where(taken, taken.cumsum(1) - 1, count)
     group, direction, place = taken.view(groups, rank, taps).nonzero(as_tuple=True)
-    return Chosen((group, direction, order[group, direction, place]), numbers.view(groups * rank, taps))
+    return Chosen((group, direction, order[group, direction, place]), taken.view(groups * rank, taps).to(worth.dtype))
 
 
 def _none_yet(layer: LayerPlan, device: torch.device | None) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pcn.errors import ConfigError
+from pcn.errors import CheckpointError, ConfigError
 from pcn.layers import canonical_weight, unwrap
 from pcn.maths.products import response_to_constant
 from pcn.maths.transform import dropped_part
@@ -84,6 +84,9 @@ class Fading:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Fading:
+        known = {each.name for each in fields(Basis)}
+        if any(tensors.keys() != known for tensors in state["bases"].values()):
+            raise CheckpointError("the state of a switch that fades is of another version of pcn: resume with that one")
         bases = {name: Basis(**tensors) for name, tensors in state["bases"].items()}
         noted = state.get("noted", -1)  # states without it do not tell
         return cls(Plan.from_json(state["plan"]), bases, state["steps"], state["done"], noted)
