@@ -31,7 +31,7 @@ class Network:
     parent: str
     build: Callable[[], nn.Module]
     narrow: Callable[[], nn.Module] | None
-    config: pcn.PCNConfig | Path  # a path is that of a plan
+    config: pcn.PCNConfig | pcn.Budget | Path  # a path is that of a plan
     shape: tuple[int, ...] = CIFAR
     batches: tuple[int, ...] = (1024, 128)
     samples: int = 512  # random images whose principal components are taken
@@ -82,7 +82,7 @@ def _paper(name: str) -> pcn.PCNConfig:
     return config
 
 
-def _wide(name: str, factor: int = 1, config: pcn.PCNConfig | Path | None = None) -> Network:
+def _wide(name: str, factor: int = 1, config: pcn.PCNConfig | pcn.Budget | Path | None = None) -> Network:
     width = 64 * factor
     parent = "wide_resnet20" if factor == 1 else f"wide_resnet20x{factor}"
     build, narrow = (partial(wide_resnet20, each) for each in (width, width // 2))
@@ -91,12 +91,18 @@ def _wide(name: str, factor: int = 1, config: pcn.PCNConfig | Path | None = None
 
 PCN1 = "wide_resnet20-pcn1"
 MLP_PCN = pcn.PCNConfig(rank=0.125, exclude=("0",))
+PATTERNS = (
+    pcn.Budget(  # as the comparison's planner has it; the same share for all, so that weights say nothing of ranks
+        params=1_094_154, worth=pcn.Evenly(), config=pcn.PCNConfig(kernel_rank=4, exclude=("conv1", "fc"))
+    )
+)
 PLANS = Path(__file__).parent / "plans"  # see the README there
 IN_ORDER = [  # the most important first
     _wide(PCN1),
     _wide("wide_resnet20-pcn0", config=_paper("wide_resnet20-pcn0")),
     _wide("wide_resnet20-pcn2", config=_paper("wide_resnet20-pcn2")),
     *[_wide(plan.stem, config=plan) for plan in sorted(PLANS.glob("wide_resnet20-*.json"))],
+    _wide("wide_resnet20-patterns", config=PATTERNS),
     _wide("wide_resnet20x4-pcn1", factor=4),
     _wide("wide_resnet20x2-pcn1", factor=2),
     Network(
