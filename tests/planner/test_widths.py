@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -15,7 +16,7 @@ import pcn
 from pcn import models
 from pcn.costs.count import count
 from pcn.planner.narrowing import first_kept
-from pcn.plans.wiring import Wiring
+from pcn.plans.wiring import Wiring, wiring_of
 from random_models.choices import Choices
 from random_models.model import random_case
 from small import ConvNet, Residual, vectors
@@ -64,8 +65,105 @@ def test_a_uniform_plan_suggests_a_uniformly_narrower_network() -> None:
     assert widths["fc"] == 10
     ratios = [width / plan.layers[name].out_features for name, width in widths.items() if name != "fc"]
     assert all(0.45 <= ratio <= 0.55 for ratio in ratios)
+    assert list(widths.values()) == [*[33] * 8, 65, *[64] * 6, *[128] * 7, 10]
     plan.narrowed(pcn.trace(model, example), widths).reshape_(model)
     assert count(model).trainable == pytest.approx(1_094_154, rel=0.03)
+
+
+@cache
+def conv4() -> tuple[nn.Module, pcn.ChannelGraph, Tensor]:
+    """A network that flattens: its first dense layer reads 128 channels at 64 positions."""
+    model, example = models.build("conv4").to("meta"), torch.empty(2, 3, 32, 32, device="meta")
+    return model, pcn.trace(model, example), example
+
+
+def conv4_plan(**ranks: int) -> pcn.Plan:
+    model, graph, example = conv4()
+    rules = {name: pcn.LayerRule(rank=rank) for name, rank in ranks.items()}
+    config = pcn.PCNConfig(rank=None, layers=rules, skip_larger=False)
+    return pcn.make_plan(model, None, config, graph=graph, example=example)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.tuples(st.integers(8, 64), st.integers(8, 64), st.integers(16, 128), st.integers(16, 128)))
+def test_behind_a_flatten_every_direction_asks_for_a_channel(ranks: tuple[int, int, int, int]) -> None:
+    """The last convolution's width is to the rank of its reader as those before it are, unless they have no more."""
+    producers, readers = ("conv1", "conv2", "conv3", "conv4"), ("conv2", "conv3", "conv4", "fc1")
+    plan, graph = conv4_plan(**dict(zip(readers, ranks, strict=True)), fc2=64), conv4()[1]
+    widths = plan.suggest_widths(graph)
+    assert 0.97 * plan.trainable_after <= plan.narrowed(graph, widths).trainable_after <= plan.trainable_after
+    asked = dict(zip(producers, ranks, strict=True))
+    # A width is rounded, and may be one more where that still fits.
+    least = max((widths[name] - 1.5) / asked[name] for name in producers)
+    most = min((widths[n] + 0.5) / asked[n] for n in producers if widths[n] < plan.layers[n].out_features)
+    assert least <= most
+
+
+def test_ranks_as_a_planner_gives_them_to_conv4_let_no_layer_shrink_to_a_few_channels() -> None:
+    plan = conv4_plan(conv2=32, conv3=32, conv4=32, fc1=48, fc2=48)
+    widths = plan.suggest_widths(conv4()[1])
+    assert all(width >= plan.layers[name].out_features / 8 for name, width in widths.items())
+
+
+def test_more_rank_behind_a_flatten_suggests_no_fewer_channels() -> None:
+    ranks = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 8192)
+    plans = [conv4_plan(conv2=32, conv3=32, conv4=32, fc1=rank, fc2=48) for rank in ranks]
+    widths = [plan.suggest_widths(conv4()[1])["conv4"] for plan in plans]
+    assert widths == sorted(widths)
+    assert widths[-1] == 128
+
+
+def test_full_rank_suggests_full_widths() -> None:
+    plan = conv4_plan(conv1=3, conv2=64, conv3=64, conv4=128, fc1=8192, fc2=256, output=256)
+    assert plan.suggest_widths(conv4()[1]) == {name: layer.out_features for name, layer in plan.layers.items()}
+
+
+def test_channels_that_a_plan_drops_are_not_asked_for_behind_a_flatten() -> None:
+    """Fifty directions of what sixteen channels hold ask for sixteen."""
+    model, graph, example = conv4()
+    rules = {"conv2": 32, "conv3": 32, "fc1": 50, "fc2": 48}
+    layers = {name: pcn.LayerRule(rank=rank) for name, rank in rules.items()}
+    dropping = {**layers, "conv4": pcn.LayerRule(rank=32, keep_outputs=16)}
+    config = pcn.PCNConfig(rank=None, layers=dropping, skip_larger=False)
+    plan = pcn.make_plan(model, None, config, graph=graph, example=example)
+    assert plan.layers["fc1"].kept_inputs == 16 * 64
+    widths = plan.suggest_widths(graph)
+    assert widths["conv4"] == pytest.approx(widths["conv3"] / 2, abs=1)
+
+
+class Flattened(nn.Module):
+    """What layers read: an image, channels that go two at a time, a sum, channels twice, positions beside means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.grouped, self.summed = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 6, 1, groups=2), nn.Conv2d(8, 6, 1)
+        self.twice, self.flat, self.pooled = nn.Conv2d(12, 5, 1), nn.Linear(20, 4), nn.Linear(5, 4)
+        self.both, self.image = nn.Linear(25, 4), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        stem = self.stem(x).relu()
+        block = self.grouped(stem) + self.summed(stem)
+        last = self.twice(torch.cat([block, block], 1)).relu()
+        means, positions = last.mean((2, 3)), last.flatten(1)
+        heads = self.flat(positions) + self.pooled(means) + self.both(torch.cat([positions, means], 1))
+        return heads + self.image(x.flatten(1))
+
+
+def test_channels_are_counted_once_however_many_positions_are_read() -> None:
+    model, x = Flattened(), torch.randn(2, 3, 2, 2)
+    graph = pcn.trace(model, x)
+    wiring = wiring_of(pcn.make_plan(model, None, pcn.PCNConfig(rank=2), graph=graph, example=x), graph)
+    read = {name: wiring.channels_read(name) for name in wiring.inputs}
+    assert read.pop("image") == 12  # no layer puts it out, and all of it stays
+    assert read == {"stem": 3, "grouped": 8, "summed": 8, "twice": 6, "flat": 5, "pooled": 5, "both": 5}
+
+
+def test_without_a_flatten_every_input_is_a_channel() -> None:
+    model, example = models.build("wide_resnet20").to("meta"), torch.empty(2, 3, 32, 32, device="meta")
+    graph = pcn.trace(model, example)
+    plan = pcn.make_plan(model, None, models.config("wide_resnet20-pcn1"), graph=graph, example=example)
+    wiring = wiring_of(plan, graph)
+    assert all(wiring.channels_read(name) == plan.layers[name].in_features for name in wiring.inputs)
 
 
 @pytest.mark.parametrize("rank", [0.5, 0.75])

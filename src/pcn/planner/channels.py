@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -79,7 +78,7 @@ def cheapest(items: Items, share: float, stuck: Container[int] = ()) -> Tensor:
         wanted.append(cls)
         left.update({number: left[number] - 1 for number in mine})
     dropped = torch.zeros(items.wiring.class_count, dtype=torch.bool)
-    sizes = _sizes(items.wiring)
+    sizes = items.wiring.sizes
     for group in items.wiring.coupled():
         own = [cls for cls in wanted if cls in group]
         dropped[_in_steps(own, sum(sizes[cls] for cls in group), sizes, items.question.budget.step)] = True
@@ -94,14 +93,6 @@ def _in_steps(wanted: list[int], width: int, sizes: Mapping[int, int], step: int
         if width > 0 and width % step == 0:
             most = number
     return wanted[:most]
-
-
-def _sizes(wiring: Wiring) -> Counter[int]:
-    """How many channels each class has in the layer that puts out most of them."""
-    sizes: Counter[int] = Counter()
-    for classes in wiring.outputs.values():
-        sizes |= Counter(classes.tolist())
-    return sizes
 
 
 def _reasons(wiring: Wiring, stuck: Mapping[int, str]) -> dict[str, str]:

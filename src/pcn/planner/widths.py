@@ -22,10 +22,10 @@ NAMED = 3  # layers that a message names
 def suggest_widths(plan: Plan, graph: ChannelGraph) -> dict[str, int]:
     """Return outputs for every layer so that a plain network of these widths trains about as much as the plan's.
 
-    Channels that belong together get one width: in proportion to the share of directions that the layers which read
-    them keep, large layers counting more, and never more than they have. Where layers share only some channels, small
-    ones come first. Channels that must stay, stay, and so does all that layers with frozen weights put out or read;
-    when they leave nothing of the plan's size to the others, that is an error.
+    Channels that belong together get one width: in proportion to the directions that the layers which read them keep, a
+    channel for each, large layers counting more, and never more than they have. Where layers share only some channels,
+    small ones come first. Channels that must stay, stay, and so does all that layers with frozen weights put out or
+    read; when they leave nothing of the plan's size to the others, that is an error.
     """
     wiring = wiring_of(plan, graph)
     graph = frozen_pinned(plan, graph, wiring)
@@ -103,8 +103,7 @@ def _groups(plan: Plan, graph: ChannelGraph, wiring: Wiring) -> list[_Group]:
     wished, weights = torch.zeros(2, graph.class_count, dtype=torch.float64)
     for name, classes in wiring.inputs.items():
         layer, read = plan.layers[name], classes.unique()
-        share = 1.0 if layer.rank is None else layer.rank / (layer.in_features // layer.groups)
-        wished[read] += share * layer.size_before
+        wished[read] += _share(layer, wiring.channels_read(name)) * layer.size_before
         weights[read] += layer.size_before
     found: list[_Group] = []
     for members in wiring.coupled():
@@ -112,6 +111,18 @@ def _groups(plan: Plan, graph: ChannelGraph, wiring: Wiring) -> list[_Group]:
         if members.isdisjoint(graph.pinned) and bool((weights[classes] > 0).all()):
             found.append(_Group(classes, float((wished[classes] / weights[classes]).mean())))
     return found
+
+
+def _share(layer: LayerPlan, channels: int) -> float:
+    """The share that a layer asks for of the channels that it reads: one for each direction, up to all that are left.
+
+    Where a channel is read at many positions, as behind a flatten, a plan does not say in how many a direction lies. As
+    few as one could hold a direction for every position, and a single direction could lie in all.
+    """
+    if layer.rank is None:
+        return 1.0
+    left = channels * layer.kept_inputs / layer.in_features
+    return min(layer.rank * layer.groups, left) / channels
 
 
 def _widths(wiring: Wiring, groups: Sequence[_Group], counts: Sequence[int]) -> dict[str, int]:

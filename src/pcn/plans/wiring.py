@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,19 @@ class Wiring:
         """The channels that a layer puts out, or reads, small sets first: of each such set one must stay."""
         sets = {frozenset(classes.tolist()) for side in (self.outputs, self.inputs) for classes in side.values()}
         return [set(family) for family in sorted(sets, key=lambda family: (len(family), sorted(family)))]
+
+    @cached_property
+    def sizes(self) -> Counter[int]:
+        """How many channels each class has in the layer that puts out most of them."""
+        sizes: Counter[int] = Counter()
+        for classes in self.outputs.values():
+            sizes |= Counter(classes.tolist())
+        return sizes
+
+    def channels_read(self, layer: str) -> int:
+        """How many channels a layer reads, each counted once that stands at many positions of a flattened input."""
+        read = Counter(self.inputs[layer].tolist())
+        return sum(min(count, self.sizes.get(cls, count)) for cls, count in read.items())
 
     def coupled(self, layers: Iterable[str] | None = None) -> list[set[int]]:
         """The sets of classes that layers, or only some of them, put out, those that overlap taken together."""
