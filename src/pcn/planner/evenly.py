@@ -1,4 +1,4 @@
-"""Worth without a look at the data: every layer keeps about the same share of its directions."""
+"""Worth without a look at the data: every layer trains about the same share of its weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from pcn.statistics import Statistics
 class Evenly:
     """The first r directions of a layer with w inputs and p weights are worth p log(1 + r).
 
-    A direction costs p / w trained parameters, so that one more is worth w / (1 + r) for its price, the less the larger
-    the share that a layer has: whoever has least is served next. Which directions a layer keeps is its basis's.
+    Where a direction costs p / w trained parameters, one more is worth w / (1 + r) for its price, the less the larger
+    the share that a layer has: whoever has least is served next. Where directions are read in patterns of taps they
+    cost less, and a layer gets as many more of them. Which directions a layer keeps is its basis's.
     """
 
     needs_batches: ClassVar[bool] = False
