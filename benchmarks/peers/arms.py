@@ -26,7 +26,8 @@ HALF_AND_HALF = {  # the sizes of half the width, behind bases on both sides; sh
     "exclude": ("conv1", "fc"),
 }
 SIZED = {**AS_TRAINED, "switch": SizedByWeights}
-EVENLY = {"worth": "evenly", "exclude": ("conv1", "fc")}  # but for the first and the last layer, which are small
+ENDS = ("conv1", "fc")  # the first and the last layer, which are small
+EVENLY = {"worth": "evenly", "exclude": ENDS}
 TUNED = {"learning_rate": 0.05, "weight_decay": 5e-4}  # the best of the comparison's grid for the parent
 ARMS: dict[str, dict[str, Any]] = {
     "plain directions": {},
@@ -74,6 +75,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "tuned, patches of 6 positions": {**TUNED, "switch": partial(PatchSwitch, positions=6)},
     "tuned, patterns by response, kernel rank 4": {**AS_TRAINED, **TUNED, "kernel_rank": 4},
     "tuned, patterns by response, kernel rank 4, even ranks": {**AS_TRAINED, **TUNED, "kernel_rank": 4, **EVENLY},
+    "tuned, patterns by response, kernel rank 4, even ranks, shortcuts whole": {
+        **AS_TRAINED,
+        **TUNED,
+        "kernel_rank": 4,
+        **EVENLY,
+        "exclude": (*ENDS, "*.shortcut.*"),  # projections of one tap, which have no patterns
+    },
     "tuned, patterns by response, kernel rank 3, even ranks": {**AS_TRAINED, **TUNED, "kernel_rank": 3, **EVENLY},
     "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
     "narrow, precondition 1": {**PLAIN, **AS_TRAINED, **FULL_RANK},  # what preconditioning gains without PCA's cut
@@ -244,6 +252,7 @@ PATTERNS = (  # the library's own form of that: ranks handed out, or the same sh
     "narrow, tuned",
     "tuned, separable patches, even shares",
     "tuned, patterns by response, kernel rank 4, even ranks",
+    "tuned, patterns by response, kernel rank 4, even ranks, shortcuts whole",
     "tuned, patterns by response, kernel rank 4",
     "tuned, patterns by response, kernel rank 3, even ranks",
     "tuned, batch statistics, precondition 1, floor 3/16",

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import math
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,22 @@ def test_every_arm_of_the_search_can_be_set_up(tmp_path: Path) -> None:
         assert first.weight_decay in (settings.weight_decay, 1e-4)
         asked = requested(settings)
         getattr(asked, "config", asked).check_names(names)
+
+
+def test_shortcuts_are_left_whole_where_an_arm_says_so(tmp_path: Path) -> None:
+    import planner_search as search
+    from pcn.models import wide_resnet20
+    from peers.arms import PATTERNS
+
+    even = "tuned, patterns by response, kernel rank 4, even ranks"
+    arm = f"{even}, shortcuts whole"
+    assert PATTERNS.index(arm) == PATTERNS.index(even) + 1
+    globs = search.settings(search.Trial(arm, 0), tmp_path).exclude
+    names = [name for name, layer in wide_resnet20(width=4).named_modules() if hasattr(layer, "weight")]
+    excluded = {name for name in names if any(fnmatch(name, each) for each in globs)}
+    shortcuts = {f"stage{stage}.0.shortcut.conv" for stage in (1, 2, 3)}
+    assert excluded >= {"conv1", "fc", *shortcuts}
+    assert not any(name.endswith((".conv1", ".conv2")) for name in excluded)
 
 
 def test_a_plan_with_the_narrower_networks_operations_has_no_more_than_that_has() -> None:
