@@ -58,13 +58,13 @@ class Piece:
 
 PIECES = (
     Piece("wide_resnet20", 1_094_154, 60, MAIN, 5),
+    Piece("wide_resnet20", 473_802, 182, ("narrow", "pcn-planner"), 3),  # the paper's own length
+    Piece("wide_resnet20", 1_094_154, 182, ("parent", "narrow", "pcn-planner"), 3),
+    Piece("wide_resnet20", 473_802, 60, SMALL, 5),
     Piece("wide_resnet20", 1_094_154, 60, ARCHITECTURE, 5),
     Piece("wide_resnet20", 1_094_154, 60, REST, 3),
     Piece("wide_resnet20", 1_094_154, 60, EVERY_TAP, 5),
     Piece("conv4", 101_810, 20, CONV4, 5),
-    Piece("wide_resnet20", 473_802, 60, SMALL, 5),
-    Piece("wide_resnet20", 1_094_154, 182, ("parent", "narrow", "pcn-planner"), 3),
-    Piece("wide_resnet20", 473_802, 182, ("narrow", "pcn-planner"), 3),
     Piece("wide_resnet20", 473_802, 60, ARCHITECTURE, 5),
     Piece("wide_resnet20", 473_802, 60, REST, 3),
 )

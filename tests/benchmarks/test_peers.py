@@ -351,6 +351,10 @@ def test_the_order_has_every_run_that_is_asked_for_once() -> None:
     assert [seeds(METHODS[10], target, 60) for target in (1_094_154, 473_802)] == [5, 0]
     first = [run.method for run in final[:20]]
     assert set(first) == {"parent", "narrow", "pcn-planner", "pcn-paper"}
+    assert {(run.target, run.epochs) for run in final[20:35]} == {(473_802, 182), (1_094_154, 182)}
+    conv4, last = (max(i for i, r in enumerate(final) if r.target == size) for size in (101_810, 473_802))
+    small = [i for i, r in enumerate(final) if (r.method, r.target) == ("svd-quarter", 473_802)]
+    assert conv4 < min(small) <= max(small) <= last
     grid_of_parent = max(i for i, run in enumerate(runs) if run.point and run.method == "parent" and run.target > 2e5)
     assert grid_of_parent < runs.index(final[0])
 
