@@ -119,10 +119,14 @@ def test_what_factors_save_is_counted_right(layer: nn.Module) -> None:
 @pytest.mark.parametrize(("network", "target"), SIZES)
 def test_pruning_meets_the_sizes_of_the_comparison(network: str, target: int) -> None:
     pytest.importorskip("torch_pruning")
-    from peers.pruning import prune_, resize_, share_for
+    from peers.pruning import prune_, pruning_for, resize_
 
     model, x = models.build(network), models.example(network)
-    prune_(model, x, share_for(model, x, target))
+    share, round_to = pruning_for(model, x, target)
+    prune_(model, x, share, round_to)
+    widths = {module.out_channels for module in model.modules() if isinstance(module, nn.Conv2d)}
+    assert round_to == (None if network == "conv4" else 8)
+    assert network == "conv4" or not any(width % 8 for width in widths)
     assert count(model).trainable == pytest.approx(target, rel=0.02)
     assert model.training
     again = models.build(network)
@@ -136,7 +140,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "torch_pruning", None)
     with pytest.raises(ConfigError, match="pip install torch-pruning"):
-        prune_(models.build("conv4"), models.example("conv4"), 0.5)
+        prune_(models.build("conv4"), models.example("conv4"), 0.5, None)
 
 
 def test_random_bases_are_orthonormal_and_weights_drawn_as_the_parents(tmp_path: Path) -> None:
