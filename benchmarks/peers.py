@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from peers import RESULTS
@@ -28,9 +31,19 @@ def main() -> None:
     runs = [run for run in in_order() if wanted(run, options)]
     comparison = Comparison(Results(options.results), options)
     if options.list:
-        print("\n".join(map(str, comparison.left(runs))))
-    elif failed := comparison.do(runs):
-        raise SystemExit(f"{len(failed)} runs failed")
+        show(map(comparison.described, comparison.left(runs)))
+    elif complaint := comparison.do(runs):
+        raise SystemExit(complaint)
+
+
+def show(lines: Iterable[str]) -> None:
+    """Print lines as long as somebody reads them."""
+    try:
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:  # which Python would meet once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def wanted(run: Run, options: argparse.Namespace) -> bool:
@@ -51,9 +64,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--together", type=int, default=1, metavar="N", help="runs at once")
     parser.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS", help="for everything")
     parser.add_argument("--run-limit", type=float, default=7200, metavar="SECONDS", help="for one run")
-    parser.add_argument("--solo", action="store_true", help="one run at a time, to know its seconds and joules")
+    parser.add_argument("--solo", action="store_true", help="time runs that have an accuracy, one by one")
     parser.add_argument("--eager", action="store_true", help="do not compile the training step")
-    parser.add_argument("--list", action="store_true", help="only say what is left to do")
+    parser.add_argument("--list", action="store_true", help="only say what is left to do, and what that waits for")
     parser.add_argument("--work", type=Path, default=Path("runs/peers"), help="folder for checkpoints")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for results")
     return parser

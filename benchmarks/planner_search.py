@@ -31,7 +31,7 @@ from peers.late_changes import EPOCHS, scaled
 from peers.one_run import UNWATCHED, Job, folder_name, run, trunk_name
 from peers.parents import PARENTS
 from peers.search_table import table
-from processes import run_each
+from processes import Undone, run_each
 from records import Record, Records
 
 PARENT, TARGET = "wide_resnet20", 1_094_154
@@ -122,8 +122,8 @@ class Search:
     def missing(self, parent: Trial) -> bool:
         return not all(file.exists() for file in self.trunks(parent).values())
 
-    def do(self) -> list[Trial]:
-        """Do what is left; return what failed."""
+    def do(self) -> Undone[Trial]:
+        """Do what is left; return what was not done."""
         return run_each(
             self.left(),
             lambda item: (run, self.job(item)),
@@ -191,8 +191,11 @@ def main() -> None:
         print(table(records.records))
     elif options.data is None:
         raise SystemExit("give --data, the folder with CIFAR-10's binary version, or --table")
-    elif failed := Search(records, options).do():
-        raise SystemExit(f"{len(failed)} trials failed")
+    else:
+        undone = Search(records, options).do()
+        if undone.failed or undone.waiting:
+            waiting = f", {len(undone.waiting)} wait for a parent that is not there" if undone.waiting else ""
+            raise SystemExit(f"{len(undone.failed)} trials failed{waiting}")
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -24,15 +24,16 @@ def run_all(
     reuse: bool = False,
     ready: Callable[[Job, Sequence[Job]], bool] = lambda job, running: True,
 ) -> int:
-    """Run every job and hand each result to ``done``; return how many failed.
+    """Run every job and hand each result to ``done``; return how many failed or could not start.
 
     With ``reuse`` a process does several jobs, which suits short ones. A job starts once it is ``ready``, which is
     asked with the jobs that are running, and not after ``until`` (as of time.time()).
     """
     if together == 1:
         return sum(not _do(job, run, done) for job in jobs if time.time() < until)
-    how = {"together": together, "limit_s": math.inf, "until": until, "ready": ready, "reuse": reuse}
-    return len(run_each(jobs, lambda job: (run, job), lambda _, result: done(result), **how))
+    how: dict[str, Any] = {"together": together, "limit_s": math.inf, "until": until, "ready": ready}
+    undone = run_each(jobs, lambda job: (run, job), lambda _, result: done(result), **how, reuse=lambda job: reuse)
+    return len(undone.failed) + len(undone.waiting)
 
 
 def _do(job: Job, run: Callable[[Job], Result], done: Callable[[Result], None]) -> bool:

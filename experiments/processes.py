@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing
+import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -16,9 +17,21 @@ from typing import Any, Generic, TypeVar
 
 GRACE_S = 120  # after a deadline, which a run notices at the end of an epoch
 ENDING_S = 10  # for a process that has nothing left to do
+# For processes that share a machine's cores, unless the user says otherwise. A pool of compiling threads in every one
+# of them has stalled, and processes are many enough.
+SIDE_BY_SIDE = {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 Item = TypeVar("Item")
 Work = tuple[Callable[[Any], Any], Any]  # a function and its argument, for a process to call
+
+
+@dataclass(frozen=True)
+class Undone(Generic[Item]):
+    """What came to nothing: items that failed, that wait for others which are not there, and that had no time."""
+
+    failed: list[Item] = field(default_factory=list)
+    waiting: list[Item] = field(default_factory=list)
+    late: list[Item] = field(default_factory=list)
 
 
 def run_each(
@@ -30,24 +43,28 @@ def run_each(
     limit_s: float = 3600,
     until: float = float("inf"),
     ready: Callable[[Item, Sequence[Item]], bool] = lambda item, running: True,
-    reuse: bool = False,
-) -> list[Item]:
-    """Do every item once it is ``ready``, in this order where possible; return those that failed.
+    fits: Callable[[Item], bool] = lambda item: True,
+    reuse: Callable[[Item], bool] = lambda item: False,
+) -> Undone[Item]:
+    """Do every item once it is ``ready``, in this order where possible; return what was not done.
 
-    ``done`` gets what the work of an item returned, and ``ready`` is asked with the items that are running. With
-    ``reuse`` a process does several items, which suits short ones. Nothing starts after ``until`` (as of time.time()),
-    and a process that takes longer than its limit for an item, or far beyond that, is ended.
+    ``done`` gets what the work of an item returned, and ``ready`` is asked with the items that are running. An item
+    that does not ``fit`` into the time lets others go first. A process does one item, or several of those to
+    ``reuse`` it, which suits short ones. Nothing starts after ``until`` (as of time.time()), and a process that takes
+    longer than its limit for an item, or far beyond that, is ended.
     """
-    pool = _Pool[Item](reuse)
+    pool = _Pool[Item](SIDE_BY_SIDE if together > 1 else {})
     waiting, failed = list(items), list[Item]()
     try:
         while True:
             for item in list(waiting):
                 if len(pool.busy) == together or time.time() >= until:
                     break
-                if ready(item, [each.item for each in pool.busy]):
+                if ready(item, [each.item for each in pool.busy]) and fits(item):
                     waiting.remove(item)
-                    pool.begin(item, work(item), min(time.time() + limit_s, until + GRACE_S))
+                    pool.begin(item, work(item), min(time.time() + limit_s, until + GRACE_S), reuse(item))
+            if not any(map(reuse, waiting)):
+                pool.dismiss()
             if not pool.busy:
                 break
             for item, answers in pool.finished():
@@ -55,9 +72,8 @@ def run_each(
                     failed.append(item)
     finally:
         pool.end()
-    if waiting and time.time() < until:
-        print(f"{len(waiting)} runs wait for others that are not there, such as {waiting[0]}", flush=True)
-    return failed
+    late = [item for item in waiting if time.time() >= until or (ready(item, []) and not fits(item))]
+    return Undone(failed, [item for item in waiting if item not in late], late)
 
 
 def _told(done: Callable[[Item, Any], None], item: Item, answer: Any) -> bool:
@@ -76,21 +92,23 @@ class _Worker(Generic[Item]):
     connection: Connection
     item: Item
     until: float
+    reuse: bool
 
 
 @dataclass
 class _Pool(Generic[Item]):
-    reuse: bool
+    environment: dict[str, str]  # of its processes, where nothing else is set
     busy: list[_Worker[Item]] = field(default_factory=list)
     idle: list[_Worker[Item]] = field(default_factory=list)
+    ending: list[_Worker[Item]] = field(default_factory=list)
 
-    def begin(self, item: Item, work: Work, until: float) -> None:
+    def begin(self, item: Item, work: Work, until: float, reuse: bool) -> None:
         self.idle = [worker for worker in self.idle if worker.process.is_alive()]
-        if self.idle:
+        if reuse and self.idle:
             worker = self.idle.pop()
             worker.item, worker.until = item, until
         else:
-            worker = _Worker(*_start(), item, until)
+            worker = _Worker(*_start(self.environment), item, until, reuse)
         self.busy.append(worker)
         try:
             worker.connection.send(work)
@@ -107,6 +125,7 @@ class _Pool(Generic[Item]):
             if answers is not None:
                 self.busy.remove(worker)
                 found.append((worker.item, answers))
+        self._reap()
         return found
 
     def _heard(self, worker: _Worker[Item]) -> list[Any] | None:
@@ -114,14 +133,15 @@ class _Pool(Generic[Item]):
         try:
             if worker.connection.poll():
                 answers: list[Any] = worker.connection.recv()
-                if self.reuse:
+                if worker.reuse and answers:  # what has failed may have left its process in any state
                     self.idle.append(worker)
                 else:
-                    _end(worker.process, worker.connection, ENDING_S)
+                    self._let_go(worker)
                 return answers
         except Exception as error:  # the end of the process, or an answer that nobody can read
-            _end(worker.process, worker.connection, ENDING_S)
+            worker.process.join(1)
             print(f"{worker.item} ended with {worker.process.exitcode}: {error!r}", flush=True)
+            self._let_go(worker)
             return []
         if not worker.process.is_alive():  # what it has started may still hold the connection
             print(f"{worker.item} ended with {worker.process.exitcode}", flush=True)
@@ -129,32 +149,61 @@ class _Pool(Generic[Item]):
         if time.time() < worker.until:
             return None
         print(f"{worker.item} is stopped: it ran longer than it may", flush=True)
-        _end(worker.process, worker.connection, 0)
+        _end(worker, 0)
         return []
 
+    def dismiss(self) -> None:
+        """Let processes go that have nothing to do, with the memory that they hold."""
+        while self.idle:
+            self._let_go(self.idle.pop())
+
+    def _let_go(self, worker: _Worker[Item]) -> None:
+        """Have a process end by itself, which may take seconds in which others can begin."""
+        worker.connection.close()
+        worker.until = time.time() + ENDING_S
+        self.ending.append(worker)
+
+    def _reap(self) -> None:
+        for worker in list(self.ending):
+            if not worker.process.is_alive() or time.time() >= worker.until:
+                _end(worker, 0)
+                self.ending.remove(worker)
+
     def end(self) -> None:
-        for worker in self.idle:
-            worker.connection.close()
-        for worker in self.idle:
-            _end(worker.process, worker.connection, ENDING_S)
+        self.dismiss()
+        for worker in self.ending:
+            _end(worker, max(0.0, worker.until - time.time()))
         for worker in self.busy:
-            _end(worker.process, worker.connection, 0)
+            _end(worker, 0)
 
 
-def _start() -> tuple[BaseProcess, Connection]:
+def _start(environment: dict[str, str]) -> tuple[BaseProcess, Connection]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_serve, args=(there,))
-    process.start()
+    with _defaults(environment):  # libraries read it when the process loads them, before it is told anything
+        process.start()
     there.close()
     return process, here
 
 
-def _end(process: BaseProcess, connection: Connection, within_s: float) -> None:
-    connection.close()
-    process.join(within_s)
-    process.kill()
-    process.join()
+@contextmanager
+def _defaults(environment: dict[str, str]) -> Iterator[None]:
+    """Have processes that are started find these variables, where nobody has set them."""
+    missing = {name: value for name, value in environment.items() if name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            del os.environ[name]
+
+
+def _end(worker: _Worker[Any], within_s: float) -> None:
+    worker.connection.close()
+    worker.process.join(within_s)
+    worker.process.kill()
+    worker.process.join()
 
 
 def _serve(connection: Connection) -> None:

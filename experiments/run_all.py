@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpu_sharing import shared_gpu
+from processes import SIDE_BY_SIDE
 
 HERE = Path(__file__).parent
 Command = list[str]  # a script and its arguments; DATA and MNIST stand for folders
@@ -47,7 +48,6 @@ LANES: dict[str, list[str]] = {
 }
 ALONE = ["time_and_energy.py --data DATA", "digits_recalibration.py"]
 GRACE_S = 45.0  # for a script to stop by itself after its time
-SIDE_BY_SIDE = {"OMP_NUM_THREADS": "4", "TORCHINDUCTOR_COMPILE_THREADS": "4"}  # ten processes on one machine's cores
 
 
 def command(line: str, options: argparse.Namespace) -> Command:
@@ -103,7 +103,7 @@ def main() -> None:
     deadline = time.time() + options.time_limit
     together = deadline - options.alone - GRACE_S
     with shared_gpu() as gpu, ThreadPoolExecutor(len(LANES)) as threads:
-        environment = {**gpu, **SIDE_BY_SIDE}
+        environment = {**SIDE_BY_SIDE, **gpu}  # what the user has set stays
         lanes = {name: lines for name, lines in LANES.items() if name in options.lanes}
         list(threads.map(lambda lane: run_lane(*lane, options, together, environment), lanes.items()))
     run_lane("alone", ALONE, options, deadline - GRACE_S, dict(os.environ))

@@ -5,23 +5,28 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pcn.errors import ConfigError
-from peers.methods import NEEDS_PLAN, forks, make_switch, settings
-from peers.one_run import OUTCOME, Job, diverged, folder_name, origin, run, trunk_name
-from peers.order import Run
+from pcn.training.run_folder import METRICS, parse_metrics
+from peers.methods import NEEDS_PLAN, forks, make_switch, settings, switches
+from peers.one_run import OUTCOME, TIMED_EPOCHS, Job, diverged, folder_name, kept_plan, origin, run, trunk_name
+from peers.order import Run, grid_runs
+from peers.pace import Pace
 from peers.parents import PARENTS
-from peers.results import Results, writes_plan
-from processes import run_each
+from peers.plans import makes_plan, planner_run
+from peers.results import Results
+from processes import Undone, Work, run_each
 
 # Epochs: in a shorter run, making the fused kernels takes longer than they save. Runs that share a GPU are not fused:
 # some that were have stood still after their switch, perhaps in the compiler (pcn.kernels.inductor).
 FUSED_FROM = 182
+NAMED = 10  # runs that are named where many have not started
 
 
 class Comparison:
@@ -29,61 +34,134 @@ class Comparison:
 
     def __init__(self, results: Results, options: argparse.Namespace) -> None:
         self.results, self.options = results, options
-        self.deadline = time.time() + options.time_limit
-        self.compiled = torch.cuda.is_available() and not options.eager
+        self.began = time.time()
+        self.deadline = self.began + options.time_limit
+        self.pace = Pace()
+        self.to_do: set[Run] = set()
+        self.stopped: set[Run] = set()  # by the deadline
+        self.started: dict[Run, float] = {}
 
     def left(self, runs: Sequence[Run]) -> list[Run]:
-        """The runs to do: those without a record, or in a solo pass the final ones whose times are not known.
+        """The runs to do: those without a record or whose plan is lost, in a solo pass those without times.
 
         One that has diverged has no time of a whole run.
         """
         if not self.options.solo:
-            return [run for run in runs if self.results.find(run) is None]
+            return [run for run in runs if self.results.find(run) is None or self.lost_plan(run, runs)]
         found = [(run, self.results.find(run)) for run in runs if run.point is None]
-        return [run for run, record in found if record is None or _untimed(record)]
+        return [run for run, record in found if record is not None and _untimed(record)]
 
-    def do(self, runs: Sequence[Run]) -> list[Run]:
-        """Do the runs that are left; return those that failed."""
-        return run_each(
-            self.left(runs),
-            lambda each: (attempt, self.job(each)),
+    def lost_plan(self, run: Run, runs: Sequence[Run]) -> bool:
+        """Whether a run that is recorded has made a plan which is gone, and which others of these runs wait for."""
+        if not makes_plan(run) or run in self.results.plans or self.results.has_diverged(run):
+            return False
+        others = (each for each in runs if each.method in NEEDS_PLAN and planner_run(each) == run)
+        return any(self.results.find(each) is None for each in others)
+
+    def do(self, runs: Sequence[Run]) -> str | None:
+        """Do the runs that are left, as far as there is time; return what went wrong, if anything did."""
+        left = self.left(runs)
+        self.to_do = set(left)
+        if self.options.solo:
+            unknown = sum(run.point is None and self.results.find(run) is None for run in runs)
+            print(f"{unknown} runs have no accuracy yet: they are timed once they have", flush=True)
+        undone = run_each(
+            left,
+            self.work,
             self.finished,
             together=1 if self.options.solo else self.options.together,
             limit_s=self.options.run_limit,
             until=self.deadline,
             ready=self.ready,
+            fits=self.fits,
+            reuse=lambda each: not self.options.solo and not PARENTS[each.parent].compiled,
         )
+        for line in _not_started(undone.late):
+            print(line, flush=True)
+        return self.complaint(undone)
+
+    def complaint(self, undone: Undone[Run]) -> str | None:
+        """What a person has to look into: runs that failed, and those that wait for what nobody is going to do."""
+        later = {*undone.late, *undone.waiting, *self.stopped}
+        stuck = [run for run in undone.waiting if not later.issuperset(self.needs(run))]
+        said = [f"{len(undone.failed)} runs failed, such as {undone.failed[0]}"] if undone.failed else []
+        if stuck:
+            said.append(f"{len(stuck)} runs wait for others that are not there, such as {self.described(stuck[0])}")
+        return "; ".join(said) or None
+
+    def needs(self, run: Run) -> list[Run]:
+        """What is to be done before a run: its method's grid, and the planner's run that it takes its plan from."""
+        known = self.results.point(run) is not None
+        grid = [] if known else [each for each in grid_runs(run.method, run.parent) if self.results.find(each) is None]
+        planless = run.method in NEEDS_PLAN and planner_run(run) not in self.results.plans
+        return grid + ([planner_run(run)] if planless else [])
+
+    def described(self, run: Run) -> str:
+        """A run, and what it waits for."""
+        needed = self.needs(run)
+        more = f" and {len(needed) - 1} more" if len(needed) > 1 else ""
+        return f"{run}, which waits for {needed[0]}{more}" if needed else str(run)
 
     def ready(self, run: Run, running: Sequence[Run]) -> bool:
         """Whether the grid has chosen, the plan is there, and nobody is training the first epochs that it needs."""
-        if self.results.point(run) is None:
-            return False
-        if run.method in NEEDS_PLAN and not self.results.plan_file(run).exists():
+        if self.needs(run):
             return False
         trunk = self.trunk(run)
         if self.options.solo or trunk is None or trunk.exists() or (self.folder(run) / "checkpoints").exists():
             return True
         return all(self.trunk(other) != trunk for other in running)
 
+    def fits(self, run: Run) -> bool:
+        """Whether a run can end in time, by what others have taken."""
+        return time.time() + self.pace.seconds(run, self.epochs_left(run)) <= self.deadline
+
+    def epochs(self, run: Run) -> int:
+        """How many epochs are trained: all, or as many as it takes to know the times, or a plan that was lost."""
+        switch = PARENTS[run.parent].switch(run.epochs)
+        if self.options.solo:
+            return min(run.epochs, (switch if switches(run.method) else 1) + TIMED_EPOCHS)
+        return run.epochs if self.results.find(run) is None else min(run.epochs, switch + 1)
+
+    def epochs_left(self, run: Run) -> int:
+        """Those that neither a checkpoint of the run nor its parent's first epochs have."""
+        folder, trunk, epochs = self.folder(run), self.trunk(run), self.epochs(run)
+        if self.options.solo:
+            return epochs
+        if any((folder / "checkpoints").glob("*.pt")):
+            seen = parse_metrics((folder / METRICS).read_text())
+            return epochs - max((record["epoch"] for record in seen if record["event"] == "epoch"), default=0)
+        if switches(run.method) and trunk is not None and trunk.exists():
+            return epochs - PARENTS[run.parent].switch(run.epochs)
+        return epochs
+
+    def work(self, run: Run) -> Work:
+        """What a process is to do for a run."""
+        self.started[run] = time.time()
+        return attempt, self.job(run)
+
     def job(self, run: Run) -> Job:
         options, record = self.options, self.results.find(run)
-        point, plan = self.results.point(run), self.results.plan_file(run)
+        point, trunk, compiled = self.results.point(run), self.trunk(run), self.compiled(run)
         assert point is not None
-        trunk = self.trunk(run)
+        whole = settings(run, point, data=options.data, plans=self.results.plans.path)
         return Job(
             str(run),
-            settings(run, point, data=options.data, plan=plan),
+            replace(whole, epochs=self.epochs(run)),
             self.folder(run),
             trunk=trunk,
             leaves={} if trunk is None else {PARENTS[run.parent].switch(run.epochs): trunk},
             make_switch=make_switch(run.method, run.target),
-            plan_file=plan if writes_plan(run) and record is None else None,
+            keeps_plan=makes_plan(run),
             solo=options.solo,
-            reads_test=run.point is None and record is None,  # of a run that is only timed again it was read before
-            compiled=self.compiled,
-            fused=self.compiled and options.solo and run.epochs >= FUSED_FROM,
+            whole_epochs=run.epochs,
+            reads_test=run.point is None and record is None,  # of a run that is done again it was read before
+            compiled=compiled,
+            fused=compiled and options.solo and run.epochs >= FUSED_FROM,
             deadline=self.deadline,
         )
+
+    def compiled(self, run: Run) -> bool:
+        return torch.cuda.is_available() and not self.options.eager and PARENTS[run.parent].compiled
 
     def trunk(self, run: Run) -> Path | None:
         """The parent's first epochs, with the run's own seed, length, rates and way to do a step."""
@@ -93,22 +171,38 @@ class Comparison:
         assert point is not None
         rates = f"{point.learning_rate:g}-{point.weight_decay:g}"
         name = f"{run.parent}-seed{run.seed}-epochs{run.epochs}-{rates}"
-        return self.options.work / "trunks" / trunk_name(name, self.compiled)
+        return self.options.work / "trunks" / trunk_name(name, self.compiled(run))
 
     def folder(self, run: Run) -> Path:
-        stage = "solo" if self.options.solo else "final" if run.point is None else "grid"
         rates = "" if run.point is None else f"-{run.point.learning_rate:g}-{run.point.weight_decay:g}"
         name = f"{run.method}-{run.parent}-{run.target}-epochs{run.epochs}-seed{run.seed}{rates}"
-        return self.options.work / stage / folder_name(name, self.compiled)
+        return self.options.work / self._stage(run) / folder_name(name, self.compiled(run))
+
+    def _stage(self, run: Run) -> str:
+        if self.options.solo:
+            return "solo"
+        if self.results.find(run) is not None:
+            return "plans"
+        return "final" if run.point is None else "grid"
 
     def finished(self, run: Run, measured: dict[str, Any] | None) -> None:
-        """Keep the record; the run's folder, with its checkpoints, is not needed any more."""
-        if measured is not None:
+        """Keep the plan and the record; the run's folder, with its checkpoints, is not needed any more."""
+        self.to_do.discard(run)
+        if measured is None:
+            self.stopped.add(run)
+            return
+        now, folder = time.time(), self.folder(run)
+        if run in self.started:
+            self.pace.learn(run, measured["epochs_trained"], now - self.started[run])
+        if measured["plan"] is not None:  # before the record, which says that all is done
+            self.results.plans.add(run, measured["plan"])
+        if self.options.solo or self.results.find(run) is None:
             self.results.add(run, measured)
-            shutil.rmtree(self.folder(run), ignore_errors=True)
-            shown = measured["validation_accuracy"] if run.point else measured["test_accuracy"]
-            known = "diverged" if measured["validation_accuracy"] is None else "timed"
-            print(f"{run}: {known if shown is None else f'{shown:.2f}%'}", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        accuracy = measured["validation_accuracy" if run.point else "test_accuracy"]
+        known = "diverged" if measured["validation_accuracy"] is None else "timed" if self.options.solo else "planned"
+        shown = known if accuracy is None else f"{accuracy:.2f}%"
+        print(f"{run}: {shown}, {len(self.to_do)} left, {now - self.began:.0f} s", flush=True)
 
 
 def attempt(job: Job) -> dict[str, Any] | None:
@@ -116,9 +210,18 @@ def attempt(job: Job) -> dict[str, Any] | None:
     try:
         return run(job)
     except ConfigError as error:
-        if not diverged(error) or (job.solo and not job.reads_test):
+        if not diverged(error) or job.solo:
             raise
-        return {**dict.fromkeys(OUTCOME), **origin(job)}
+        return {**dict.fromkeys(OUTCOME), **origin(job), "plan": kept_plan(job), "epochs_trained": 0}
+
+
+def _not_started(late: Sequence[Run]) -> Iterator[str]:
+    """Say which runs there was no time for."""
+    if late:
+        yield f"{len(late)} runs are not started, for want of time:"
+        yield from (f"  {each}" for each in late[:NAMED])
+    if len(late) > NAMED:
+        yield f"  and {len(late) - NAMED} more"
 
 
 def _untimed(record: dict[str, Any]) -> bool:

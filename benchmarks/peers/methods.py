@@ -12,6 +12,7 @@ from pcn.training import Settings
 from peers.one_run import UNWATCHED
 from peers.order import METHODS, Run
 from peers.parents import PARENTS, Point
+from peers.plans import plan_name, planner_run
 from peers.pruning import TorchPruning
 from peers.svd import QuarterRank, StableRank
 from peers.switches import PeerSwitch
@@ -27,7 +28,12 @@ SWITCHES: dict[str, type[PeerSwitch]] = {
 
 def forks(method: str) -> bool:
     """Whether a method's first epochs are its parent's."""
-    return method in ("parent", *SWITCHED_BY_US, *SWITCHES)
+    return method == "parent" or switches(method)
+
+
+def switches(method: str) -> bool:
+    """Whether a method makes its network small in the middle of training."""
+    return method in (*SWITCHED_BY_US, *SWITCHES)
 
 
 def make_switch(method: str, target: int) -> Callable[..., PeerSwitch] | None:
@@ -35,16 +41,17 @@ def make_switch(method: str, target: int) -> Callable[..., PeerSwitch] | None:
     return partial(SWITCHES[method], target=target) if method in SWITCHES else None
 
 
-def settings(run: Run, point: Point, *, data: Path, plan: Path) -> Settings:
+def settings(run: Run, point: Point, *, data: Path, plans: Path) -> Settings:
     """The parent's recipe at a point of the grid, with a method's changes."""
     base = PARENTS[run.parent].recipe(run.seed, run.epochs, data)
-    return replace(base, **point._asdict(), **UNWATCHED, **changes(run, base, plan))
+    return replace(base, **point._asdict(), **UNWATCHED, **changes(run, base, plans))
 
 
-def changes(run: Run, base: Settings, plan: Path) -> dict[str, Any]:
+def changes(run: Run, base: Settings, plans: Path) -> dict[str, Any]:
     """What a method changes in its parent's settings."""
     parent, target = PARENTS[run.parent], run.target
     of_parent = {"parent": base.model, "options": base.model_options}
+    planned = {**of_parent, "plans": str(plans), "name": plan_name(planner_run(run))}
     switched = {"switch_at": str(parent.switch(base.epochs))}
     match run.method:
         case "parent":
@@ -52,9 +59,9 @@ def changes(run: Run, base: Settings, plan: Path) -> dict[str, Any]:
         case "narrow":
             return built("narrow", **of_parent, target=target)
         case "narrow-planned":
-            return built("planned_widths", **of_parent, plan=str(plan))
+            return built("planned_widths", **planned)
         case "pcn-from-scratch":
-            return built("planned", **of_parent, plan=str(plan))
+            return built("planned", **planned)
         case "pcn-paper":
             return {**switched, **parent.paper[target], "carry_state": False}
         case "pcn-planner":

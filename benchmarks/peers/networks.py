@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +17,10 @@ from pcn.models.cifar_resnet import CIFARResNet
 from pcn.models.initialise import glorot_uniform_, resnet_
 from pcn.nn import PCModule
 from pcn.plans.making import make_plan
-from pcn.plans.plan import Plan, set_plan_
+from pcn.plans.plan import set_plan_
 from pcn.training.named_models import build_named
 from peers.parents import IMAGES
+from peers.plans import read_plan
 
 TRIES = 6
 WHOLE = PCNConfig(rank=1.0, skip_larger=False)  # a plan that changes nothing
@@ -43,19 +43,19 @@ def narrow(parent: str, options: dict[str, Any], target: int) -> nn.Module:
     return model
 
 
-def planned(parent: str, options: dict[str, Any], plan: str) -> nn.Module:
+def planned(parent: str, options: dict[str, Any], plans: str, name: str) -> nn.Module:
     """The planner's architecture with fresh weights and random orthonormal bases."""
     model = build_named(parent, options)
-    Plan.from_json(Path(plan).read_text()).reshape_(model)
+    read_plan(plans, name).reshape_(model)
     initialise_(model)
     return model
 
 
-def planned_widths(parent: str, options: dict[str, Any], plan: str) -> nn.Module:
+def planned_widths(parent: str, options: dict[str, Any], plans: str, name: str) -> nn.Module:
     """A plain network with the widths that the planner suggests, which trains about as much as its plan."""
     model = build_named(parent, options)
     graph = traced(model)
-    return with_widths(model, graph, Plan.from_json(Path(plan).read_text()).suggest_widths(graph))
+    return with_widths(model, graph, read_plan(plans, name).suggest_widths(graph))
 
 
 def hidden_widths(model: nn.Module) -> dict[str, int]:

@@ -28,8 +28,11 @@ from pcn.whole_files import write_whole
 from peers.trainer import MakeSwitch, PeerTrainer, Unread
 from records import Record, commit_at_start, commits_of
 
+TOLD_EVERY = 10  # epochs: many runs speak at once
 UNWATCHED = {"measure_every": 0, "checkpoint_every": 10}  # settings of every run: nothing that only takes time
 MEBIBYTE = 2**20
+TIMED_EPOCHS = 5  # of the network that is compared, which all of its others are taken to be like
+PLAN = "first_plan.json"  # in a run's folder: as it was decided, before anything is fused
 OUTCOME = (  # what is measured of a run
     "trainable_params",
     "total_params",
@@ -41,8 +44,9 @@ OUTCOME = (  # what is measured of a run
     "last_loss",
     "train_seconds",
     "energy_j",
+    "timed_epochs",
     "switch_seconds",
-    "peak_mib",
+    "step_peak_mib",
 )
 
 
@@ -53,7 +57,8 @@ class Job:
     ``trunk`` is a file with a parent's state that the run forks from, where it is there and was ``compiled`` or not as
     the run is; ``leaves`` are files to which the run writes such states, unless they are there, by the epochs that they
     come after. A run that is measured ``solo`` does everything itself, compilation from an empty cache too.
-    ``make_switch`` gives a trainer the switch of another method; ``plan_file`` is where the plan of ours goes.
+    Its ``settings`` may have fewer than the ``whole_epochs`` of a run, whose seconds and joules are worked out then.
+    ``make_switch`` gives a trainer the switch of another method; a run that ``keeps_plan`` says what ours has planned.
     """
 
     name: str
@@ -62,8 +67,9 @@ class Job:
     trunk: Path | None = None
     leaves: Mapping[int, Path] = field(default_factory=dict)
     make_switch: MakeSwitch | None = None
-    plan_file: Path | None = None
+    keeps_plan: bool = False
     solo: bool = False
+    whole_epochs: int | None = None
     reads_test: bool = True
     compiled: bool = False
     fused: bool = False
@@ -82,6 +88,7 @@ def run(job: Job) -> Record | None:
         data = load_data(job.settings, here.device, training_dtype(here.device))
         folder = stack.enter_context(RunFolder(job.folder, job.settings))
         seen = folder.metrics()
+        earlier = len(seen)
 
         def tell(record: Record) -> None:
             seen.append(record)
@@ -93,7 +100,7 @@ def run(job: Job) -> Record | None:
         fresh = not any((job.folder / "checkpoints").glob("*.pt"))
         forks = fresh and not job.solo and job.trunk is not None and trainer.switch is not None
         if forks and (state := read_trunk(job.trunk, job.compiled, here.device)) is not None:
-            seen.append({"event": "trunk", "step": 0, "peak_memory_bytes": state["peak_memory_bytes"]})
+            seen.append({"event": "trunk", "step": 0, "peak_memory_bytes": state["step_peak_bytes"]})
             folder.begin()
             folder.log(seen[-1])
             commits_of(job.folder, state["commit"])  # the first epochs are the run's own too
@@ -104,19 +111,26 @@ def run(job: Job) -> Record | None:
         if result is None:
             print(f"{job.name}: stops after epoch {trainer.progress.epoch}, its time is up", flush=True)
             return None
-        return {**measured(job, trainer, result, seen), **origin(job)}
+        own = {"plan": kept_plan(job), "epochs_trained": sum(r["event"] == "epoch" for r in seen[earlier:])}
+        return {**measured(job, trainer, result, seen), **origin(job), **own}
 
 
 def after_event(job: Job, trainer: Trainer, seen: list[Record]) -> None:
     """Write the trunk and the plan when their time has come, and say how the run goes."""
     record = seen[-1]
     if record["event"] == "epoch" and record["epoch"] in job.leaves and trainer.progress.switch_epoch is None:
-        write_trunk(job.leaves[record["epoch"]], trainer, {"peak_memory_bytes": peak_bytes(seen), **origin(job)})
-    if record["event"] == "switch" and job.plan_file is not None:
-        job.plan_file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(job.plan_file, trainer.switch.plan.to_json().encode())
-    if record["event"] in ("epoch", "switch"):
+        write_trunk(job.leaves[record["epoch"]], trainer, {"step_peak_bytes": peak_bytes(seen), **origin(job)})
+    if record["event"] == "switch" and job.keeps_plan:
+        write_whole(job.folder / PLAN, trainer.switch.plan.to_json().encode())
+    told = record["event"] == "epoch" and record["epoch"] % TOLD_EVERY == 0
+    if told or record["event"] == "switch":
         print(f"{job.name}: {record['event']} {record['epoch']} {record['validation_accuracy']:.2f}%", flush=True)
+
+
+def kept_plan(job: Job) -> str | None:
+    """The plan that a run has made, as JSON, where it is to be kept and the run has come that far."""
+    file = job.folder / PLAN
+    return file.read_text() if job.keeps_plan and file.exists() else None
 
 
 def write_trunk(path: Path, trainer: Trainer, known: Record) -> None:
@@ -130,11 +144,12 @@ def write_trunk(path: Path, trainer: Trainer, known: Record) -> None:
 
 
 def read_trunk(path: Path, compiled: bool, device: torch.device) -> Record | None:
-    """Read a state to fork from; None where there is none that says which code trained it, compiled or not as asked."""
+    """Read a state to fork from; None where there is none that says what trained it, compiled or not as asked."""
     if not path.exists():
         return None
     state = torch.load(path, map_location=device, weights_only=True)
-    return state if "commit" in state and state.get("compiled") is compiled else None
+    known = {"commit", "step_peak_bytes"} <= state.keys()
+    return state if known and state.get("compiled") is compiled else None
 
 
 def trunk_name(name: str, compiled: bool) -> str:
@@ -150,8 +165,7 @@ def folder_name(name: str, compiled: bool) -> str:
 def measured(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record]) -> Record:
     """What a finished run is known by; seconds and joules only where it had the machine to itself."""
     model, example = copy.deepcopy(trainer.model).cpu(), next(iter(trainer.calibration()))[:1].cpu()
-    parts = ("train_seconds", "setup_seconds", "switch_seconds")
-    seconds = sum(result[name] or 0.0 for name in parts)
+    seconds, energy_j = whole_run(job, trainer, result, seen) if job.solo else (None, None)
     peak = peak_bytes(seen)
     switched = [r["validation_accuracy"] for r in seen if r["event"] == "switch"]
     losses = {r["epoch"]: r["loss"] for r in seen if r["event"] == "epoch"}
@@ -164,11 +178,34 @@ def measured(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record])
         "validation_after_switch": switched[0] if switched else None,
         "first_loss": losses.get(1),  # of the first epoch, where wide networks may stumble
         "last_loss": losses.get(job.settings.epochs),
-        "train_seconds": seconds if job.solo else None,
-        "energy_j": plus(result["energy_j"], trainer.side_j) if job.solo else None,
+        "train_seconds": seconds,
+        "energy_j": energy_j,
+        "timed_epochs": job.settings.epochs if job.solo else None,
         "switch_seconds": result["switch_seconds"],
-        "peak_mib": None if peak is None else peak / MEBIBYTE,
+        "step_peak_mib": None if peak is None else peak / MEBIBYTE,
     }
+
+
+def whole_run(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record]) -> tuple[float, float | None]:
+    """Seconds and joules of a whole run, set-up and switch included: epochs not trained are as the last few on average.
+
+    These are the network's that is compared, behind its switch or its first epoch.
+    """
+    missing = (job.whole_epochs or job.settings.epochs) - job.settings.epochs
+    seconds = sum(result[name] or 0.0 for name in ("train_seconds", "setup_seconds", "switch_seconds"))
+    energy_j = plus(result["energy_j"], trainer.side_j)
+    if missing == 0:
+        return seconds, energy_j
+    begin, end = (next(r for r in seen if r["event"] == "epoch" and r["epoch"] == epoch) for epoch in _timed(job))
+    last_j = None if begin["energy_j"] is None or end["energy_j"] is None else end["energy_j"] - begin["energy_j"]
+    share = missing / TIMED_EPOCHS
+    more_j = None if last_j is None else share * last_j
+    return seconds + share * (end["train_seconds"] - begin["train_seconds"]), plus(energy_j, more_j)
+
+
+def _timed(job: Job) -> tuple[int, int]:
+    """The epochs after which the time of the last few is read first and last."""
+    return job.settings.epochs - TIMED_EPOCHS, job.settings.epochs
 
 
 def origin(job: Job) -> Record:
@@ -177,7 +214,7 @@ def origin(job: Job) -> Record:
 
 
 def peak_bytes(seen: list[Record]) -> int | None:
-    """The most memory of any epoch, those of the trunk included; None where none was measured."""
+    """The most memory of the steps of any epoch, those of the trunk included; None where none was measured."""
     return max((r["peak_memory_bytes"] for r in seen if r.get("peak_memory_bytes") is not None), default=None)
 
 

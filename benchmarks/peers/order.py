@@ -42,7 +42,7 @@ class Run:
 
     def __str__(self) -> str:
         rates = "" if self.point is None else f" at {self.point.learning_rate:g}, {self.point.weight_decay:g}"
-        return f"{self.method} of {self.parent}, {self.target:,}, {self.epochs} epochs, seed {self.seed}{rates}"
+        return f"{self.method} {self.parent} {self.target / 1e6:.2f}M {self.epochs} epochs seed {self.seed}{rates}"
 
 
 @dataclass(frozen=True)

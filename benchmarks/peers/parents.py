@@ -25,7 +25,8 @@ class Point(NamedTuple):
 class Parent:
     """A network with its recipe; ``paper`` has the settings of the paper's PCN for every size that is compared.
 
-    ``planner`` says how a budget is spent where that is not the library's default.
+    ``planner`` says how a budget is spent where that is not the library's default. Where runs are so short that making
+    them ready takes longer than it saves, steps are not ``compiled`` and one process does several runs.
     """
 
     recipe: Callable[[int, int, Path], Settings]  # (seed, epochs, folder of the data)
@@ -35,6 +36,7 @@ class Parent:
     grid: tuple[Point, ...]
     planner: Mapping[str, Any] = field(default_factory=dict)
     grid_epochs: int = 20
+    compiled: bool = True
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -72,5 +74,6 @@ PARENTS: dict[str, Parent] = {
         paper={101_810: {"pcn": "conv4-pcn"}},
         usual=Point(1e-3, 0.0),
         grid=_around((5e-4, 1e-3, 2e-3), (0.0, 1e-4)),
+        compiled=False,  # twenty epochs so short that compiling costs more than it brings
     ),
 }

@@ -67,7 +67,7 @@ def _row(method: str, found: dict[str, list[Record]]) -> list[str]:
         _difference(OURS, method, found),
         _shown(runs, "train_seconds", 1, ".0f"),
         _shown(runs, "energy_j", 1000, ".1f"),
-        _shown(runs, "peak_mib", 1, ".0f"),
+        _shown(runs, "step_peak_mib", 1, ".0f"),
     ]
 
 
@@ -107,8 +107,8 @@ def by_seed(runs: list[Record], name: str = "test_accuracy") -> dict[int, float]
 
 
 def column(runs: list[Record], name: str) -> list[float]:
-    """The values that are known."""
-    return [record[name] for record in runs if record[name] is not None]
+    """The values that are known; records of earlier code have no name for what it did not measure."""
+    return [record[name] for record in runs if record.get(name) is not None]
 
 
 def mean(runs: list[Record], name: str) -> float | None:

@@ -10,7 +10,8 @@ from typing import Any
 
 from peers import RESULTS
 from peers.order import Run, grid_runs
-from peers.parents import PARENTS, Point
+from peers.parents import Point
+from peers.plans import Plans
 from records import Record, Records, Same, joined
 
 FIELDS = (
@@ -24,14 +25,15 @@ FIELDS = (
     "test_accuracy",
     "train_seconds",
     "energy_j",
-    "peak_mib",
+    "timed_epochs",
+    "step_peak_mib",
     "target",
     "learning_rate",
     "weight_decay",
     "commit",
     "compiled",
 )
-MEASURED = ("train_seconds", "energy_j", "peak_mib")
+MEASURED = ("train_seconds", "energy_j", "timed_epochs", "step_peak_mib")
 GRID_FIELDS = (
     "method",
     "parent",
@@ -64,7 +66,7 @@ class Results:
 
     def __init__(self, folder: Path = RESULTS) -> None:
         self.final, self.grid = Replaceable(folder / "peers.json"), Records(folder / "peers_grid.json")
-        self.plans = folder / "plans"
+        self.plans = Plans(folder / "peers_plans.json")
 
     def find(self, run: Run) -> Record | None:
         """The record of a run, if it is there."""
@@ -106,15 +108,10 @@ class Results:
 
         return max(found, key=accuracy)
 
-    def plan_file(self, run: Run) -> Path:
-        """Where the plan lies that the planner has made for a run's size, length and seed; the grid has its own."""
-        stage = "" if run.point is None else "-grid"
-        return self.plans / f"{run.parent}-{run.target}-epochs{run.epochs}-seed{run.seed}{stage}.json"
-
-
-def writes_plan(run: Run) -> bool:
-    """Whether others build on this run's plan: the planner's final run, in the grid the one with the usual recipe."""
-    return run.method == "pcn-planner" and run.point in (None, PARENTS[run.parent].usual)
+    def has_diverged(self, run: Run) -> bool:
+        """Whether a run is recorded without an accuracy."""
+        record = self.find(run)
+        return record is not None and record["test_accuracy" if run.point is None else "validation_accuracy"] is None
 
 
 def _is(record: Record, run: Run) -> bool:

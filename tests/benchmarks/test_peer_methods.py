@@ -143,14 +143,23 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         prune_(models.build("conv4"), models.example("conv4"), 0.5, None)
 
 
+def kept(plan: Any, folder: Path) -> tuple[str, str]:
+    """Where a plan lies that is kept for a run, and its name there."""
+    from peers.order import Run
+    from peers.plans import Plans, plan_name
+
+    run, plans = Run("pcn-planner", "wide_resnet20", 1_094_154, 60, 10), Plans(folder / "plans.json")
+    plans.add(run, plan.to_json())
+    return str(plans.path), plan_name(run)
+
+
 def test_random_bases_are_orthonormal_and_weights_drawn_as_the_parents(tmp_path: Path) -> None:
     import pcn
     from peers.networks import planned
 
     model = models.build("wide_resnet20")
     plan = pcn.make_plan(model, None, models.config("wide_resnet20-pcn2"), example=models.example("wide_resnet20"))
-    (tmp_path / "plan.json").write_text(plan.to_json())
-    made: Any = planned("wide_resnet20", {}, str(tmp_path / "plan.json"))
+    made: Any = planned("wide_resnet20", {}, *kept(plan, tmp_path))
     assert count(made) == pcn.costs.count.Cost(473_802, 541_834)
     layer = made.stage2[1].conv1
     assert torch.allclose(layer.basis.T @ layer.basis, torch.eye(layer.rank), atol=1e-5)
@@ -165,8 +174,7 @@ def test_weights_along_patterns_of_taps_are_drawn_as_large_as_the_parents(tmp_pa
     model = models.build("wide_resnet20")
     stats = pcn.analyze(model, [torch.randn(4, 3, 32, 32)])
     config = pcn.PCNConfig(rank=0.5, kernel_rank=4, exclude=("conv1", "fc"))
-    (tmp_path / "plan.json").write_text(pcn.make_plan(model, stats, config).to_json())
-    made: Any = planned("wide_resnet20", {}, str(tmp_path / "plan.json"))
+    made: Any = planned("wide_resnet20", {}, *kept(pcn.make_plan(model, stats, config), tmp_path))
     layer = made.stage2[1].conv1
     assert layer.weight.shape == (128, 64 * 4)
     assert float(layer.weight.detach().var()) == pytest.approx(2 / (9 * 128), rel=0.1)

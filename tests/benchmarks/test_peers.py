@@ -7,6 +7,8 @@ import dataclasses
 import json
 import math
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ import torch
 from pcn.costs.count import count
 from pcn.models import wide_resnet20
 
+ROOT = Path(__file__).parents[2]
 TARGET = 120_000  # the size of the tiny parent's PCNs
 METHODS = (
     *("parent", "narrow", "narrow-planned", "pcn-from-scratch", "pcn-paper", "pcn-planner"),
@@ -25,9 +28,18 @@ METHODS = (
 )
 FIELDS = (
     *("method", "parent", "seed", "epochs", "trainable_params", "total_params", "flops_per_sample", "test_accuracy"),
-    *("train_seconds", "energy_j", "peak_mib"),
+    *("train_seconds", "energy_j", "timed_epochs", "step_peak_mib"),
     *("target", "learning_rate", "weight_decay", "commit", "compiled"),
 )
+
+GRID = {  # the record of the grid's only point
+    "parent": "tiny",
+    "seed": 0,
+    "epochs": 2,
+    "learning_rate": 0.05,
+    "weight_decay": 1e-4,
+    "validation_accuracy": 10.0,
+}
 
 
 @pytest.fixture
@@ -54,10 +66,7 @@ def do(comparison: Any, method: str, **changes: Any) -> dict[str, Any]:
 
     run = a_run(method, **changes)
     if run.point is None:
-        comparison.results.grid.records.append(
-            {"method": method, "parent": "tiny", "seed": 0, "epochs": 2, "learning_rate": 0.05, "weight_decay": 1e-4}
-            | {"validation_accuracy": 10.0}
-        )
+        comparison.results.grid.records.append(GRID | {"method": method})
     assert comparison.ready(run, [])
     comparison.finished(run, attempt(comparison.job(run)))
     return comparison.results.find(run)
@@ -95,7 +104,7 @@ def test_every_method_trains_to_the_end_and_meets_the_size(comparison: Any, meth
     assert record["flops_per_sample"] > 0
     assert record["total_params"] >= record["trainable_params"]
     assert record["train_seconds"] is record["energy_j"] is None
-    assert not comparison.folder(a_run(method)).exists()
+    assert not any((comparison.options.work / "final").iterdir())
 
 
 @pytest.mark.parametrize("method", ["pcn-planner", "svd-quarter", "torch-pruning"])
@@ -218,9 +227,48 @@ def test_a_solo_pass_adds_times_and_reads_no_test_set(comparison: Any) -> None:
     assert measured["train_seconds"] > measured["switch_seconds"] > 0  # which is part of it
     comparison.finished(ours, measured)
     after = comparison.results.find(ours)
-    assert after == {**before, "train_seconds": measured["train_seconds"]}
+    assert after == {**before, "train_seconds": measured["train_seconds"], "timed_epochs": 2}
     assert comparison.left([ours]) == []
     assert len(comparison.results.final.records) == 1
+
+
+@pytest.mark.parametrize(("method", "timed"), [("pcn-planner", 6), ("narrow", 6)])
+def test_a_solo_pass_trains_few_epochs_and_works_the_others_out(comparison: Any, method: str, timed: int) -> None:
+    from peers.one_run import run
+
+    known = {"method": method, "parent": "tiny", "seed": 0, "epochs": 50, "target": TARGET}
+    ours = a_run(method, epochs=50)
+    comparison.results.grid.records.append(GRID | {"method": method})
+    comparison.options.solo = True
+    assert comparison.left([ours]) == []  # what has no accuracy yet is left for later
+    comparison.results.final.add({**known, "test_accuracy": 50.0, "train_seconds": None, "commit": "abc"})
+    assert comparison.left([ours]) == [ours]
+    job = comparison.job(ours)
+    assert job.settings.epochs == timed
+    short, whole = run(dataclasses.replace(job, whole_epochs=timed)), run(job)
+    assert whole["timed_epochs"] == timed
+    assert whole["train_seconds"] > 2 * (short["train_seconds"] - (short["switch_seconds"] or 0))
+    comparison.finished(ours, whole)
+    record = comparison.results.find(ours)
+    assert (record["test_accuracy"], record["timed_epochs"]) == (50.0, timed)
+
+
+def test_times_of_a_whole_run_are_those_of_its_parts(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    from peers.one_run import Job, whole_run
+
+    settings: Any = SimpleNamespace(epochs=7)  # switched after the second
+    job = Job("a run", settings, tmp_path, solo=True, whole_epochs=60)
+    ends = [10.0, 20.0, 23.0, 26.0, 29.0, 32.0, 35.0]  # ten seconds each before the switch, three after
+    seen = [{"event": "epoch", "epoch": n, "train_seconds": t, "energy_j": 100 * t} for n, t in enumerate(ends, 1)]
+    result = {"train_seconds": 35.0, "setup_seconds": 5.0, "switch_seconds": 2.0, "energy_j": 3500.0}
+    trainer: Any = SimpleNamespace(side_j=700.0)
+    assert whole_run(job, trainer, result, seen) == pytest.approx((7 + 2 * 10 + 58 * 3, 700 + 100 * (2 * 10 + 58 * 3)))
+    unknown = [{**record, "energy_j": None} for record in seen]
+    assert whole_run(job, trainer, {**result, "energy_j": None}, unknown)[1] is None
+    whole = dataclasses.replace(job, whole_epochs=7)
+    assert whole_run(whole, trainer, result, seen) == (42.0, 4200.0)
 
 
 def test_the_grid_never_reads_the_test_set_and_the_best_point_wins(comparison: Any) -> None:
@@ -301,18 +349,141 @@ def test_the_grid_and_final_runs_have_plans_of_their_own(comparison: Any) -> Non
     from peers.order import grid_runs
 
     (ours,), (theirs,) = grid_runs("pcn-planner", "tiny"), grid_runs("narrow-planned", "tiny")
-    grid_plan, final_plan = comparison.results.plan_file(ours), comparison.results.plan_file(a_run("pcn-planner"))
-    assert grid_plan != final_plan
+    plans = comparison.results.plans
     do(comparison, "pcn-planner", point=ours.point)
-    assert grid_plan.exists()
-    assert not final_plan.exists()
-    assert comparison.job(theirs).settings.model_options["plan"] == str(grid_plan)
+    assert ours in plans
+    assert a_run("pcn-planner") not in plans
+    assert comparison.job(theirs).settings.model_options["name"] in plans.known
     assert comparison.ready(theirs, [])
     do(comparison, "narrow-planned", point=theirs.point)
+    assert comparison.needs(a_run("narrow-planned")) == [a_run("pcn-planner")]
     assert not comparison.ready(a_run("narrow-planned"), [])
     do(comparison, "pcn-planner")
-    assert final_plan.exists()
-    assert comparison.job(a_run("narrow-planned")).settings.model_options["plan"] == str(final_plan)
+    assert a_run("pcn-planner") in plans
+    assert comparison.job(a_run("narrow-planned")).settings.model_options["name"] in plans.known
+    assert set(json.loads(plans.path.read_text())) == set(plans.known)
+    assert len(plans.known) == 2
+
+
+def test_plans_that_two_processes_keep_are_both_there(tmp_path: Path, tiny_parent: str) -> None:
+    from peers.plans import Plans
+
+    first, second = Plans(tmp_path / "plans.json"), Plans(tmp_path / "plans.json")
+    first.add(a_run("pcn-planner"), '{"a": 1}')
+    second.add(a_run("pcn-planner", epochs=3), '{"a": 2}')
+    assert sorted(plan["a"] for plan in Plans(first.path).known.values()) == [1, 2]
+
+
+def test_a_plan_that_is_lost_is_made_again_where_it_is_needed(comparison: Any, capsys: Any) -> None:
+    from peers.comparison import attempt
+    from peers.results import Results
+
+    ours, theirs = a_run("pcn-planner", epochs=4), a_run("narrow-planned", epochs=4)
+    before = dict(do(comparison, "pcn-planner", epochs=4))
+    comparison.results.grid.records.append(GRID | {"method": "narrow-planned"})
+    assert comparison.left([ours, theirs]) == [theirs]
+    first = json.loads(comparison.results.plans.path.read_text())
+    comparison.results.plans.path.unlink()
+    grid, comparison.results = comparison.results.grid, Results(comparison.results.plans.path.parent)
+    comparison.results.grid = grid
+    assert comparison.left([ours]) == []  # nobody needs it
+    assert comparison.left([ours, theirs]) == [ours, theirs]
+    assert not comparison.ready(theirs, [])
+    job = comparison.job(ours)
+    assert (job.settings.epochs, job.reads_test) == (2, False)  # up to the switch and no further
+    comparison.finished(ours, attempt(job))
+    assert comparison.left([ours, theirs]) == [theirs]
+    assert comparison.ready(theirs, [])
+    assert comparison.results.find(ours) == before
+    assert json.loads(comparison.results.plans.path.read_text()) == first
+    assert "seed 0: planned, 0 left" in capsys.readouterr().out
+
+
+def test_runs_that_wait_for_what_is_not_there_are_named(comparison: Any) -> None:
+    from processes import Undone
+
+    theirs, ours = a_run("narrow-planned"), a_run("pcn-planner")
+    comparison.results.grid.records.append(GRID | {"method": "narrow-planned"})
+    said = comparison.do([theirs])
+    assert said == f"1 runs wait for others that are not there, such as {theirs}, which waits for {ours}"
+    assert comparison.complaint(Undone(waiting=[theirs], late=[ours])) is None
+    comparison.finished(ours, None)  # its time was up
+    assert comparison.complaint(Undone(waiting=[theirs])) is None
+    assert comparison.complaint(Undone(failed=[ours])) == f"1 runs failed, such as {ours}"
+
+
+def test_a_plan_of_a_run_that_diverges_is_not_asked_for_again(comparison: Any, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("_diverges")
+    do(comparison, "pcn-planner")
+    assert a_run("pcn-planner") not in comparison.results.plans
+    assert comparison.left([a_run("pcn-planner"), a_run("narrow-planned")]) == [a_run("narrow-planned")]
+
+
+def test_what_cannot_end_in_time_is_not_started_and_named(comparison: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    narrow, parent, short = a_run("narrow", epochs=60), a_run("parent", epochs=60), a_run("parent", epochs=3)
+    for method in ("narrow", "parent"):
+        comparison.results.grid.records.append(GRID | {"method": method})
+    comparison.deadline = time.time() + 1000
+    assert comparison.fits(parent)  # nothing is known
+    comparison.pace.learn(narrow, 10, 200.0)
+    assert not comparison.fits(parent)  # as others of its parent: 1200 seconds
+    assert comparison.fits(short)
+    comparison.pace.learn(parent, 10, 100.0)
+    assert comparison.fits(parent)  # as others of its method: 600
+    assert not comparison.fits(narrow)
+    assert comparison.do([narrow]) is None
+    assert f"1 runs are not started, for want of time:\n  {narrow}" in capsys.readouterr().out
+
+
+def test_what_is_left_of_a_run_is_less_than_the_whole(comparison: Any) -> None:
+    from peers.one_run import run
+
+    ours = a_run("pcn-planner", epochs=4)
+    comparison.results.grid.records += [GRID | {"method": method} for method in ("parent", "pcn-planner")]
+    assert comparison.epochs_left(ours) == 4
+    parent = comparison.job(a_run("parent", epochs=4))
+    assert run(dataclasses.replace(parent, deadline=time.time() + 1e-3)) is None  # after its first epoch
+    assert comparison.epochs_left(a_run("parent", epochs=4)) == 3
+    assert comparison.epochs_left(ours) == 3  # which the parent's first epochs are there for
+    comparison.options.solo = True
+    assert comparison.epochs_left(ours) == 4
+
+
+def test_short_runs_are_not_compiled_and_reuse_their_process(comparison: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import peers.comparison
+    from peers.order import Run
+    from peers.parents import PARENTS
+    from processes import Undone
+
+    comparison.options.eager = False
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    conv4, tiny = Run("narrow", "conv4", 101_810, 20, 10), a_run("narrow")
+    assert (PARENTS["conv4"].compiled, PARENTS["wide_resnet20"].compiled) == (False, True)
+    assert (comparison.compiled(conv4), comparison.compiled(tiny)) == (False, True)
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(peers.comparison, "run_each", lambda *args, **how: asked.update(how) or Undone())
+    comparison.do([])
+    assert (asked["reuse"](conv4), asked["reuse"](tiny)) == (True, False)
+    comparison.options.solo = True
+    assert not asked["reuse"](conv4)
+
+
+def test_a_list_that_nobody_reads_to_its_end_ends_quietly(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "peers.py"), "--data", ".", "--list", "--results", "none"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True) as listing:
+        assert listing.stdout is not None
+        assert listing.stderr is not None
+        listing.stdout.close()
+        said = listing.stderr.read()
+    assert (listing.returncode, said) == (0, "")
+
+
+def test_a_list_says_what_runs_wait_for(comparison: Any) -> None:
+    from peers.order import grid_runs
+
+    theirs, (first,) = a_run("pcn-from-scratch"), grid_runs("pcn-from-scratch", "tiny")
+    assert comparison.described(theirs) == f"{theirs}, which waits for {first} and 1 more"
+    assert comparison.described(a_run("narrow", point=first.point)) == str(a_run("narrow", point=first.point))
 
 
 def test_the_best_point_of_a_grid_is_chosen_once_it_is_complete(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import threading
 import time
 from typing import Any
 
@@ -16,8 +17,22 @@ def own_number(_: Any) -> int:
     return os.getpid()
 
 
+def lingers(_: Any) -> int:
+    """Leave something behind that keeps the process from ending."""
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    return os.getpid()
+
+
+def is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_each_run_has_a_process_of_its_own_and_waits_for_others(capfd: pytest.CaptureFixture[str]) -> None:
-    from processes import run_each
+    from processes import Undone, run_each
 
     answers: dict[str, Any] = {}
     work = {"root": (math.sqrt, 4.0), "wrong": (math.sqrt, -1.0), "later": (abs, -1)}
@@ -25,9 +40,9 @@ def test_each_run_has_a_process_of_its_own_and_waits_for_others(capfd: pytest.Ca
     def ready(item: str, running: Any) -> bool:
         return item != "later" or "root" in answers
 
-    failed = run_each(["later", "root", "wrong"], work.__getitem__, answers.__setitem__, together=2, ready=ready)
+    undone = run_each(["later", "root", "wrong"], work.__getitem__, answers.__setitem__, together=2, ready=ready)
     assert answers == {"root": 2.0, "later": 1}
-    assert failed == ["wrong"]
+    assert undone == Undone(failed=["wrong"])
     assert "ValueError" in capfd.readouterr().err
 
 
@@ -37,18 +52,93 @@ def test_one_that_dies_costs_no_other(reuse: bool, capfd: pytest.CaptureFixture[
 
     answers: dict[str, Any] = {}
     work = {"dies": (killed, 9), "lives": (time.sleep, 0.5), "comes later": (abs, -1)}
-    assert run_each(list(work), work.__getitem__, answers.__setitem__, together=2, reuse=reuse) == ["dies"]
+    assert run_each(list(work), work.__getitem__, answers.__setitem__, together=2, reuse=lambda _: reuse).failed == [
+        "dies"
+    ]
     assert answers == {"lives": None, "comes later": 1}
     assert "dies ended with -9" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("reuse", [False, True])
 def test_a_process_is_used_again_where_that_is_asked_for(reuse: bool) -> None:
+    from processes import Undone, run_each
+
+    answers: dict[int, int] = {}
+    how = {"reuse": lambda item: reuse and item != 2}
+    assert run_each([1, 2, 3], lambda item: (own_number, item), answers.__setitem__, **how) == Undone()
+    assert (answers[1] == answers[3]) is reuse
+    assert answers[2] not in (answers[1], answers[3])
+
+
+def test_a_process_that_nothing_is_left_for_is_let_go() -> None:
     from processes import run_each
 
     answers: dict[int, int] = {}
-    assert run_each([1, 2, 3], lambda item: (own_number, item), answers.__setitem__, reuse=reuse) == []
-    assert len(set(answers.values())) == (1 if reuse else 3)
+    there: dict[int, bool] = {}
+
+    def done(item: int, answer: int) -> None:
+        answers[item] = answer
+        deadline = time.time() + 30
+        while item == 2 and is_there(answers[1]) and time.time() < deadline:
+            os.waitpid(answers[1], os.WNOHANG)  # or it stays in the table of processes
+        there[item] = is_there(answers[1])
+
+    run_each([1, 2], lambda item: (own_number, item), done, reuse=lambda item: item == 1)
+    assert there == {1: True, 2: False}
+
+
+def test_a_process_in_which_something_failed_is_not_used_again(capfd: pytest.CaptureFixture[str]) -> None:
+    from processes import run_each
+
+    answers: dict[str, Any] = {}
+    work = {"first": (own_number, 0), "wrong": (math.sqrt, -1.0), "last": (own_number, 0)}
+    assert run_each(list(work), work.__getitem__, answers.__setitem__, reuse=lambda _: True).failed == ["wrong"]
+    assert answers["first"] != answers["last"]
+    assert "ValueError" in capfd.readouterr().err
+
+
+def test_the_next_begins_while_a_process_is_still_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    import processes
+
+    monkeypatch.setattr(processes, "ENDING_S", 0.5)
+    answers: dict[str, int] = {}
+    still_there = []
+
+    def work(item: str) -> Any:
+        if item == "next":
+            still_there.append(is_there(answers["slow"]))
+        return {"slow": lingers, "next": own_number}[item], None
+
+    assert processes.run_each(["slow", "next"], work, answers.__setitem__) == processes.Undone()
+    assert still_there == [True]
+    assert not is_there(answers["slow"])
+
+
+@pytest.mark.parametrize(("together", "given", "found"), [(2, None, "1"), (2, "7", "7"), (1, None, None)])
+def test_processes_side_by_side_share_the_cores(
+    together: int, given: str | None, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from processes import run_each
+
+    name = "TORCHINDUCTOR_COMPILE_THREADS"
+    monkeypatch.delenv(name, raising=False)
+    if given is not None:
+        monkeypatch.setenv(name, given)
+    answers: dict[str, str | None] = {}
+    run_each([name], lambda item: (os.getenv, item), answers.__setitem__, together=together)
+    assert answers == {name: found}
+    assert os.environ.get(name) == given  # the driver's own stays
+
+
+def test_what_does_not_fit_into_the_time_lets_others_go_first_and_is_named() -> None:
+    from processes import Undone, run_each
+
+    answers: dict[float, Any] = {}
+    short = lambda item: item < 3  # noqa: E731
+    ready = lambda item, running: item != 2.0  # noqa: E731
+    undone = run_each([9.0, 1.0, 2.0], lambda item: (abs, item), answers.__setitem__, fits=short, ready=ready)
+    assert undone == Undone(waiting=[2.0], late=[9.0])
+    assert answers == {1.0: 1.0}
 
 
 @pytest.mark.parametrize("reuse", [False, True])
@@ -57,7 +147,7 @@ def test_work_that_cannot_be_sent_costs_no_other(reuse: bool, capfd: pytest.Capt
 
     answers: dict[str, Any] = {}
     work = {"cannot": (abs, lambda: 1), "can": (abs, -1)}
-    assert run_each(list(work), work.__getitem__, answers.__setitem__, reuse=reuse) == ["cannot"]
+    assert run_each(list(work), work.__getitem__, answers.__setitem__, reuse=lambda _: reuse).failed == ["cannot"]
     assert answers == {"can": 1}
     assert "pickle" in capfd.readouterr().err
 
@@ -72,7 +162,7 @@ def test_an_answer_that_cannot_be_kept_costs_no_other(capsys: pytest.CaptureFixt
             raise OSError("the disk is full")
         kept.append(answer)
 
-    assert run_each([1, 2], lambda item: (abs, item), keep, reuse=True) == [1]
+    assert run_each([1, 2], lambda item: (abs, item), keep, reuse=lambda _: True).failed == [1]
     assert kept == [2]
     assert "the disk is full" in capsys.readouterr().err
 
@@ -81,11 +171,12 @@ def test_a_process_that_takes_too_long_is_ended() -> None:
     from processes import run_each
 
     begin = time.time()
-    assert run_each([600.0], lambda item: (time.sleep, item), pytest.fail, limit_s=0.5) == [600.0]
+    assert run_each([600.0], lambda item: (time.sleep, item), pytest.fail, limit_s=0.5).failed == [600.0]
     assert time.time() - begin < 300
 
 
 def test_nothing_starts_after_the_deadline() -> None:
-    from processes import run_each
+    from processes import Undone, run_each
 
-    assert run_each([1.0], lambda item: (math.sqrt, item), pytest.fail, until=time.time() - 1) == []
+    undone = run_each([1.0], lambda item: (math.sqrt, item), pytest.fail, until=time.time() - 1)
+    assert undone == Undone(late=[1.0])
