@@ -75,6 +75,7 @@ class Step:
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         self._warm_up()
+        torch.cuda.reset_peak_memory_stats()  # what libraries try while they choose is no part of a step
         return self._record()
 
     def _warm_up(self) -> None:

@@ -22,7 +22,7 @@ from pcn.training.fusing import check_kernels
 from pcn.training.keeping import Keeper
 from pcn.training.looks import check_operations
 from pcn.training.losses import Losses, check_finite
-from pcn.training.meter import Stopwatch, peak_bytes, plus
+from pcn.training.meter import StepMemory, Stopwatch, plus
 from pcn.training.offers import fading, offer_after_epoch, offer_after_step
 from pcn.training.optimizers import learning_rate, make_optimizer, set_learning_rate_
 from pcn.training.preparing import lay_out_, step_for, switch_for
@@ -81,6 +81,7 @@ class Trainer:
         self.step: Step | None = None
         self.planned_from: Statistics | None = None
         self._cost_before = count(self.model)
+        self.memory = StepMemory(self.device, self.model, self.optimizer)
         self.watch = Stopwatch(self.device)
         self.losses, self.keeper = Losses(self), Keeper(self)
 
@@ -141,8 +142,10 @@ class Trainer:
         """Do what is left of an epoch."""
         progress = self.progress
         start = progress.step - progress.epoch * self.steps_per_epoch
-        peak_bytes(self.device)
-        for inputs, labels in self._batches(start):
+        self.memory.epoch_begins(self.model, self.optimizer)
+        for number, (inputs, labels) in enumerate(self._batches(start)):
+            if number == 0:
+                self.memory.data_ready()
             step = self.step or self.set_up(inputs, labels)
             set_learning_rate_(self.optimizer, self.rate_after(progress.step))
             step(inputs, labels)
@@ -166,7 +169,7 @@ class Trainer:
     def _end_epoch(self) -> None:
         progress = self.progress
         progress.epoch += 1
-        peak = peak_bytes(self.device)
+        peak = self.memory.most()
         accuracy, loss = validation_accuracy(self), self.losses.mean()
         check_finite(loss, progress.epoch)
         self.log("epoch", **epoch_record(self, accuracy=accuracy, loss=loss, peak_memory_bytes=peak))
@@ -190,6 +193,7 @@ class Trainer:
         """Make the training step, which is where compilation and capture take their time."""
         self.count_time()
         self.step = step_for(self, inputs, labels)
+        self.memory.new_step(recorded=self.step.graph is not None)
         seconds, _ = self.watch.lap()
         self.progress.setup_seconds = plus(self.progress.setup_seconds, seconds)
         if self.compiled or self.fused:  # which may take a minute
