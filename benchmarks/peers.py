@@ -7,7 +7,8 @@
 Every method gets the same grid of learning rates and weight decays, on the validation split; then runs with the same
 seeds, which fork from one parent where they switch. Results are added to benchmarks/results/peers.json as runs finish
 and are skipped when they are there; a run that was stopped goes on from its last checkpoint. One that diverges is
-recorded with null for its accuracy. `python benchmarks/peers_report.py` draws and prints what came out.
+recorded with null for its accuracy. A solo pass times only runs that have an accuracy, over a few epochs.
+`python benchmarks/peers_report.py` draws and prints what came out.
 """
 
 from __future__ import annotations

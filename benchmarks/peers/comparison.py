@@ -62,8 +62,8 @@ class Comparison:
         """Do the runs that are left, as far as there is time; return what went wrong, if anything did."""
         left = self.left(runs)
         self.to_do = set(left)
-        if self.options.solo:
-            unknown = sum(run.point is None and self.results.find(run) is None for run in runs)
+        unknown = sum(run.point is None and self.results.find(run) is None for run in runs)
+        if self.options.solo and unknown:
             print(f"{unknown} runs have no accuracy yet: they are timed once they have", flush=True)
         undone = run_each(
             left,
