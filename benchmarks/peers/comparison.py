@@ -192,11 +192,12 @@ class Comparison:
             self.stopped.add(run)
             return
         now, folder = time.time(), self.folder(run)
-        if run in self.started:
+        only_plan = not self.options.solo and self.results.find(run) is not None
+        if run in self.started and not only_plan:  # of few epochs most of the time is the start
             self.pace.learn(run, measured["epochs_trained"], now - self.started[run])
         if measured["plan"] is not None:  # before the record, which says that all is done
             self.results.plans.add(run, measured["plan"])
-        if self.options.solo or self.results.find(run) is None:
+        if not only_plan:
             self.results.add(run, measured)
         shutil.rmtree(folder, ignore_errors=True)
         accuracy = measured["validation_accuracy" if run.point else "test_accuracy"]
