@@ -46,7 +46,7 @@ OUTCOME = (  # what is measured of a run
     "energy_j",
     "timed_epochs",
     "switch_seconds",
-    "step_peak_mib",
+    "peak_mib",
 )
 
 
@@ -182,7 +182,7 @@ def measured(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record])
         "energy_j": energy_j,
         "timed_epochs": job.settings.epochs if job.solo else None,
         "switch_seconds": result["switch_seconds"],
-        "step_peak_mib": None if peak is None else peak / MEBIBYTE,
+        "peak_mib": None if peak is None else peak / MEBIBYTE,
     }
 
 

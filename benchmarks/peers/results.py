@@ -26,14 +26,14 @@ FIELDS = (
     "train_seconds",
     "energy_j",
     "timed_epochs",
-    "step_peak_mib",
+    "peak_mib",
     "target",
     "learning_rate",
     "weight_decay",
     "commit",
     "compiled",
 )
-MEASURED = ("train_seconds", "energy_j", "timed_epochs", "step_peak_mib")
+MEASURED = ("train_seconds", "energy_j", "timed_epochs", "peak_mib")
 GRID_FIELDS = (
     "method",
     "parent",

@@ -24,7 +24,8 @@ def record(method: str, seed: int, accuracy: float, **changes: Any) -> dict[str,
         "test_accuracy": accuracy,
         "train_seconds": None,
         "energy_j": None,
-        "step_peak_mib": 1000.0,
+        "timed_epochs": None,
+        "peak_mib": 1000.0,
         "target": 1_094_154,
     } | changes
 
@@ -46,7 +47,7 @@ MEASURED = {
     "train_seconds": None,
     "energy_j": None,
     "timed_epochs": None,
-    "step_peak_mib": 5.0,
+    "peak_mib": 5.0,
     "commit": "abc",
     "compiled": True,
 }
@@ -70,11 +71,11 @@ def test_what_two_processes_measure_of_one_run_is_one_record(tmp_path: Path) -> 
     final, in_grid = Run("narrow", "conv4", 101_810, 20, 10), grid_runs("narrow", "conv4")[0]
     first, second = Results(tmp_path), Results(tmp_path)
     first.add(final, MEASURED)
-    second.add(final, {**MEASURED, "test_accuracy": 80.0, "step_peak_mib": 7.0, "commit": "def"})
+    second.add(final, {**MEASURED, "test_accuracy": 80.0, "peak_mib": 7.0, "commit": "def"})
     second.add(in_grid, {**MEASURED, "validation_accuracy": 80.0})
     after = Results(tmp_path)
     assert [r["test_accuracy"] for r in after.final.records] == [90.0]
-    assert (after.find(final)["step_peak_mib"], after.find(final)["commit"]) == (5.0, "abc")
+    assert (after.find(final)["peak_mib"], after.find(final)["commit"]) == (5.0, "abc")
     assert len(after.grid.records) == len(grid_runs("narrow", "conv4"))
     assert after.find(in_grid)["validation_accuracy"] == 91.0
 
@@ -160,8 +161,8 @@ def test_a_table_ranks_methods_and_compares_pairs(tmp_path: Path) -> None:
 def test_a_peak_that_held_the_data_too_is_not_shown(tmp_path: Path) -> None:
     from peers.report import tables
 
-    earlier = {name: value for name, value in record("parent", 0, 93.0).items() if name != "step_peak_mib"}
-    (shown,) = tables(results_in(tmp_path, [{**earlier, "peak_mib": 1900.0}, record("narrow", 0, 92.0)]))
+    earlier = {name: value for name, value in record("parent", 0, 93.0).items() if name != "timed_epochs"}
+    (shown,) = tables(results_in(tmp_path, [earlier, record("narrow", 0, 92.0)]))
     parent, narrow = (line.split(" | ") for line in shown.splitlines()[-2:])
     assert (parent[0], parent[-1].strip("| ")) == ("| parent", "")
     assert narrow[-1].strip("| ") == "1000"
@@ -170,7 +171,7 @@ def test_a_peak_that_held_the_data_too_is_not_shown(tmp_path: Path) -> None:
 def test_a_run_that_has_diverged_is_shown_and_counts_in_no_mean(tmp_path: Path) -> None:
     from peers.report import tables
 
-    nothing = dict.fromkeys(("trainable_params", "total_params", "flops_per_sample", "step_peak_mib"))
+    nothing = dict.fromkeys(("trainable_params", "total_params", "flops_per_sample", "peak_mib"))
     ours = [record("pcn-planner", seed, 92.5) for seed in (0, 1, 2)]
     narrow = [record("narrow", 0, 92.0), record("narrow", 1, 92.1), record("narrow", 2, None, **nothing)]
     lost = [record("svd-quarter", 0, None, **nothing)]

@@ -28,7 +28,7 @@ METHODS = (
 )
 FIELDS = (
     *("method", "parent", "seed", "epochs", "trainable_params", "total_params", "flops_per_sample", "test_accuracy"),
-    *("train_seconds", "energy_j", "timed_epochs", "step_peak_mib"),
+    *("train_seconds", "energy_j", "timed_epochs", "peak_mib"),
     *("target", "learning_rate", "weight_decay", "commit", "compiled"),
 )
 
