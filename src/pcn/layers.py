@@ -48,11 +48,12 @@ COMPUTES = ("forward", "_conv_forward", "__call__", "_call_impl")
 # What a principal component layer has and a stock one has not: a user's attribute of that name would have no place.
 NEEDED = (
     "basis",
+    "deal_patterns_evenly_",
     "full_kernel",
     "geometry",
     "kernel_basis",
-    "kernel_rank",
     "kernel_mask",
+    "kernel_rank",
     "load_",
     "mean",
     "offset_weight",
