@@ -88,21 +88,18 @@ def _patterned(plan: Plan, layer: LayerPlan, basis: Basis, moments: Tensor, weig
             f"of taps (kernel_rank) are measured: {GIVE}"
         )
     values, vectors = eigen.full(moments.unflatten(0, (layer.groups, -1)))
-    back = basis.directions if basis.dual is None else basis.dual
-    if layer.order == "truncate_first":  # others make up for what a lost input was on average
-        back = _left(plan, layer, back)
-    kernels = by_group(project(weight.to(vectors), back.to(vectors), layer.groups), layer.groups)
+    kernels = _kernels(plan, layer, basis, weight.to(vectors))
     responses = values.clamp_min(0) * torch.einsum("gnrk,grkp->gnrp", kernels, vectors).square().sum(1)
     chosen = choose(responses, layer.rank * layer.kernel_rank)
+    of_direction = chosen.of[:2]
     along = vectors.mT[chosen.of].unflatten(0, (layer.groups, -1)).mT
     # A direction and its patterns are preconditioned as one: what its length does for it already is taken off.
-    lengths = (
-        basis.directions.unflatten(0, (layer.groups, -1)).to(values).norm(dim=1)[chosen.of[:2]].view(along[:, 0].shape)
-    )
+    rows = basis.directions.to(values).unflatten(0, (layer.groups, -1))
+    lengths = rows.norm(dim=1)[of_direction].view(layer.groups, 1, -1)
     variances = values[chosen.of].view_as(lengths) / lengths**2
-    found = directions.preconditioned(Directions(along, along, variances), layer.precondition)
-    of_tap = values.mean(-1).clamp_min(torch.finfo(values.dtype).tiny)[chosen.of[:2]]
-    shape, lengths = (-1, *layer.kernel), lengths.unsqueeze(1)
+    found = directions.preconditioned(Directions(along, along, variances.squeeze(1)), layer.precondition)
+    of_tap = values.mean(-1).clamp_min(torch.finfo(values.dtype).tiny)[of_direction]
+    shape = (-1, *layer.kernel)
     return replace(
         basis,
         patterns=(found.along / lengths).mT.reshape(shape),
@@ -110,6 +107,14 @@ def _patterned(plan: Plan, layer: LayerPlan, basis: Basis, moments: Tensor, weig
         pattern_dual=(found.back * lengths).mT.reshape(shape),
         pattern_variances=found.variances.flatten() / of_tap,
     )
+
+
+def _kernels(plan: Plan, layer: LayerPlan, basis: Basis, weight: Tensor) -> Tensor:
+    """The kernels (g, n, r, taps) along the directions, every tap by itself."""
+    back = basis.directions if basis.dual is None else basis.dual
+    if layer.order == "truncate_first":  # the other orders have the mean of what is lost in its place
+        back = _left(plan, layer, back)
+    return by_group(project(weight, back.to(weight), layer.groups), layer.groups)
 
 
 def _left(plan: Plan, layer: LayerPlan, rows: Tensor) -> Tensor:
