@@ -142,7 +142,7 @@ class PCModule(Transformed):
         *_, errors = arguments
         if self.kernel_mask is None or self.kernel_mask.is_meta:
             return
-        wanted, dealt = self.rank * (self.kernel_rank or 0), (self.kernel_mask > 0.5).view(self.groups, -1).sum(1)
+        wanted, dealt = self.rank * (self.kernel_rank or 0), (self.kernel_mask > 0.5).reshape(self.groups, -1).sum(1)
         if any(count != wanted for count in dealt.tolist()):
             errors.append(f"{prefix}kernel_mask gives directions {dealt.tolist()} patterns of taps, there are {wanted}")
 
