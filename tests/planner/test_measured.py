@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -52,6 +53,33 @@ def test_layers_and_the_rest_are_the_whole_and_memory_is_its_parts(layers: dict[
     parts = (whole.weights_bytes, whole.gradients_bytes, whole.optimizer_bytes, whole.activations_bytes)
     assert sum(parts) == whole.memory_bytes
     assert str(measured).count("\n") == 2 + 3 * len(layers)
+
+
+@settings(max_examples=60)
+@given(
+    st.dictionaries(
+        st.sampled_from("abcd"), st.builds(LayerUsage, USAGE, grid([2, 8], []), st.one_of(st.none(), st.integers(1, 9)))
+    ),
+    st.integers(1, 10**12),
+)
+def test_layers_that_take_longer_than_the_model_are_scaled_and_only_in_time(
+    layers: dict[str, LayerUsage], time_ns: int
+) -> None:
+    alone = sum((layer.whole for layer in layers.values()), Usage())
+    whole = replace(alone, time_ns=time_ns)
+    measured = Measured.levelled(whole, layers, "cpu")
+    assert measured.whole == whole
+    assert measured.rest.time_ns >= 0
+    assert ("scaled" in measured.on) == (alone.time_ns > time_ns)
+    for name, layer in layers.items():
+        found = measured.layers[name]
+        assert found.kernel_rank == layer.kernel_rank
+        assert found.tried.keys() == layer.tried.keys()
+        assert found.whole == replace(layer.whole, time_ns=found.whole.time_ns)
+        for form, before in layer.tried.items():
+            after = found.tried[form]
+            assert after == replace(before, time_ns=after.time_ns)
+            assert after.time_ns <= before.time_ns
 
 
 def built(kind: str, train_basis: bool = False) -> tuple[nn.Module, Tensor, pcn.Budget]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import product
 
 from pcn.costs.usage import Expected, Usage
@@ -48,6 +48,14 @@ class LayerUsage:
             raise ConfigError(f"no form like rank {rank}, output rank {output_rank} was tried: measure with the budget")
         return _mixed([(self.tried[form], weight) for form, weight in corners])
 
+    def with_times_scaled(self, part: int, of: int) -> LayerUsage:
+        """The same with every time multiplied by ``part / of``, rounded down."""
+
+        def scaled(usage: Usage) -> Usage:
+            return replace(usage, time_ns=usage.time_ns * part // of)
+
+        return replace(self, whole=scaled(self.whole), tried={form: scaled(each) for form, each in self.tried.items()})
+
 
 def _around(points: Sequence[int], x: int) -> list[tuple[int, int]]:
     """The points on both sides of x, each with its weight; nothing lies beyond the first and the last."""
@@ -80,6 +88,15 @@ class Measured:
     on: str = ""  # the call that was measured, and the device
     looked_at: tuple[str, ...] | None = None  # the layers that could be transformed, also those that did not run
     state: int | None = None  # numbers that the optimizer keeps for each one that it trains
+
+    @classmethod
+    def levelled(cls, whole: Usage, layers: Mapping[str, LayerUsage], on: str) -> Measured:
+        """Have layers and rest add up to the whole; layers that take longer alone than the whole model are scaled."""
+        alone = sum(layer.whole.time_ns for layer in layers.values())
+        if alone > whole.time_ns:
+            on += f"; the layers alone took {alone / whole.time_ns:.2f} times as long as the model, and are scaled"
+            layers = {name: layer.with_times_scaled(whole.time_ns, alone) for name, layer in layers.items()}
+        return cls(whole - sum((layer.whole for layer in layers.values()), Usage()), layers, on)
 
     @property
     def whole(self) -> Usage:

@@ -13,7 +13,7 @@ from pcn.costs.timing import model_step_ns
 from pcn.costs.usage import Usage
 from pcn.errors import ConfigError
 from pcn.layers import transformable_layers, unwrap
-from pcn.planner.measured import LayerUsage, Measured
+from pcn.planner.measured import Measured
 from pcn.planner.trials import Trials, bytes_of_tensors
 from pcn.plans.plan import check_untransformed
 from pcn.running.example import Example, Forward, device_of
@@ -67,7 +67,7 @@ def measure_costs(
         found = {name: trials.layer(name, layers[name], kept) for name in kept.reads}
         ended = model_step_ns(lambda: example.run(base), wanted, device) if times else 0
         whole += Usage(time_ns=min(began, ended))
-    levelled = _levelled(whole, found, f"{example} on {device}")
+    levelled = Measured.levelled(whole, found, f"{example} on {device}")
     return replace(levelled, looked_at=tuple(layers), state=trials.state)
 
 
@@ -77,23 +77,3 @@ def _train_alone(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.SyncBatchNorm):
             module.eval()
-
-
-def _levelled(whole: Usage, layers: dict[str, LayerUsage], on: str) -> Measured:
-    """Have layers and rest add up to the whole; layers that take longer alone than the whole model are scaled."""
-    alone = sum(layer.whole.time_ns for layer in layers.values())
-    if alone > whole.time_ns:
-        on += f"; the layers alone took {alone / whole.time_ns:.2f} times as long as the model, and are scaled"
-        layers = {
-            name: LayerUsage(
-                _scaled(layer.whole, whole.time_ns, alone),
-                {form: _scaled(usage, whole.time_ns, alone) for form, usage in layer.tried.items()},
-            )
-            for name, layer in layers.items()
-        }
-    rest = whole - sum((layer.whole for layer in layers.values()), Usage())
-    return Measured(rest, layers, on)
-
-
-def _scaled(usage: Usage, part: int, of: int) -> Usage:
-    return replace(usage, time_ns=usage.time_ns * part // of)
