@@ -393,7 +393,7 @@ def test_files_of_tensors(capsys: pytest.CaptureFixture[str]) -> None:
 def test_as_a_process_it_prints_json_and_nothing_else() -> None:
     flags = ("analyze", "--model", "small:Mlp", "--random-inputs", "40,12", "--json")
     command = [sys.executable, "-m", "pcn", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT)
     assert done.returncode == 0
     assert len(json.loads(done.stdout)["layers"]) == 3
     assert done.stderr.startswith("pcn: warning: noise")

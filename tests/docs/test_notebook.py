@@ -32,7 +32,7 @@ def test_it_runs_from_top_to_bottom(tmp_path: Path) -> None:
     script.write_text("\n".join([DISPLAY, *(as_script("".join(cell["source"])) for cell in cells())]))
     environment = {**os.environ, "MPLBACKEND": "agg"}
     run = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
     )
     assert run.returncode == 0, run.stderr
     assert "loaded model gives the same outputs: True" in run.stdout

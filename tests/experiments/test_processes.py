@@ -2,25 +2,12 @@
 
 import math
 import os
-import threading
 import time
 from typing import Any
 
 import pytest
 
-
-def killed(signal: int) -> None:
-    os.kill(os.getpid(), signal)
-
-
-def own_number(_: Any) -> int:
-    return os.getpid()
-
-
-def lingers(_: Any) -> int:
-    """Leave something behind that keeps the process from ending."""
-    threading.Thread(target=time.sleep, args=(60,)).start()
-    return os.getpid()
+from child_work import killed, lingers, own_number
 
 
 def is_there(process: int) -> bool:

@@ -79,7 +79,7 @@ def test_recipes_run_to_the_end_under_torchrun_and_resume_exactly(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for name in names:

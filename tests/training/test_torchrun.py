@@ -28,7 +28,7 @@ def torchrun(processes: int, folder: Path, dies: str = "-1 0 none") -> subproces
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -73,7 +73,7 @@ def test_one_clock_decides_for_all_whether_a_deadline_comes_first(left_s: int, e
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1] == str([ends, ends])
