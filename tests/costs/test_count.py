@@ -139,6 +139,16 @@ def test_counting_flops_leaves_no_trace() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_counting_flops_leaves_modules_alone_that_have_two_names() -> None:
+    shared, norm, tied = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)
+    model = nn.Sequential(shared, norm, shared, norm, tied)
+    tied.weight = shared.weight
+    model.last = tied
+    held = dict(model.state_dict(keep_vars=True))
+    assert flops_per_sample(model, torch.ones(4, 6)) == 4 * 2 * 6 * 6
+    assert all(tensor is held[name] for name, tensor in model.state_dict(keep_vars=True).items())
+
+
 def test_batches_reach_the_model_as_in_analysis() -> None:
     model, images = nn.Linear(3, 2), torch.ones(4, 3)
     expected = flops_per_sample(model, images)

@@ -67,13 +67,25 @@ def flops_per_sample(model: nn.Module, batch: Any, *, forward: Forward | None = 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     call = AsModule(unwrap(model), example)
     # Fake copies of parameters and buffers take what the pass writes, batch norm's counter for one.
-    held = {**dict(call.named_parameters()), **dict(call.named_buffers())}
-    state: dict[str, Tensor] = {name: mode.from_tensor(tensor.detach()) for name, tensor in held.items()}
+    held = dict(_held(call))
+    fakes = {id(tensor): mode.from_tensor(tensor.detach()) for tensor in held.values()}
+    state: dict[str, Tensor] = {name: fakes[id(tensor)] for name, tensor in held.items()}
     inputs = tree_map_only(Tensor, mode.from_tensor, example.inputs)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), _in_pieces(), as_they_are(), mode, counter, Constants(state.values(), counter) as once:
-        functional_call(call, state, (inputs,))
+        functional_call(call, state, (inputs,), tie_weights=False)
     return float(counter.get_total_flops() - once.flops) / _samples(example.inputs)
+
+
+def _held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and buffers of every module once, tied ones for each module that has them.
+
+    Under a module's second name torch.func would find what it has put there under the first, and leave that behind.
+    """
+    for prefix, module in model.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield f"{prefix}.{name}".lstrip("."), tensor
 
 
 @contextmanager
