@@ -82,6 +82,8 @@ ARMS: dict[str, dict[str, Any]] = {
         **EVENLY,
         "exclude": (*ENDS, "*.shortcut.*"),  # projections of one tap, which have no patterns
     },
+    "tuned, patterns chosen, even ranks": {**AS_TRAINED, **TUNED, "patterns": True, **EVENLY},
+    "tuned, patterns chosen": {**AS_TRAINED, **TUNED, "patterns": True},
     "tuned, patterns by response, kernel rank 3, even ranks": {**AS_TRAINED, **TUNED, "kernel_rank": 3, **EVENLY},
     "narrow, decay 5e-4": {**NARROW, "weight_decay": 5e-4},
     "narrow, precondition 1": {**PLAIN, **AS_TRAINED, **FULL_RANK},  # what preconditioning gains without PCA's cut
@@ -252,7 +254,9 @@ PATTERNS = (  # the library's own form of that: ranks handed out, or the same sh
     "narrow, tuned",
     "tuned, separable patches, even shares",
     "tuned, patterns by response, kernel rank 4, even ranks",
+    "tuned, patterns chosen, even ranks",
     "tuned, patterns by response, kernel rank 4, even ranks, shortcuts whole",
+    "tuned, patterns chosen",
     "tuned, patterns by response, kernel rank 4",
     "tuned, patterns by response, kernel rank 3, even ranks",
     "tuned, batch statistics, precondition 1, floor 3/16",

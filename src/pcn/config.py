@@ -122,6 +122,7 @@ class PCNConfig:
         LayerRule(self.rank, self.keep_outputs, self.order, self.output_rank, self.precondition)
         LayerRule(kernel_rank=self.kernel_rank)
         _check_choice("basis", self.basis, BASES)
+        check_flags(self, "skip_larger", "train_basis", "keep_dropped")
         if isinstance(self.multiple_of, bool) or not isinstance(self.multiple_of, int) or self.multiple_of < 1:
             raise ConfigError(f"multiple_of={self.multiple_of!r}: give a whole number of at least 1")
         for pattern, rule in self.layers.items():
@@ -178,6 +179,13 @@ def matches(name: str, pattern: str) -> bool:
     (True, False)
     """
     return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
+def check_flags(given: object, *names: str) -> None:
+    """Raise where a field that is on or off holds something else: of "no", say, nobody could tell what is meant."""
+    for name in names:
+        if not isinstance(value := getattr(given, name), bool):
+            raise ConfigError(f"{name}={value!r}: give True or False")
 
 
 def _check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:

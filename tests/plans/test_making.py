@@ -429,3 +429,14 @@ def test_objects_among_the_outputs_do_not_stand_in_the_way_of_tracing() -> None:
     plan = make_plan(model, analyze(model, [x]), PCNConfig(rank=0.5, keep_outputs=0.5, skip_larger=False))
     assert plan.layers["first"].kept_outputs == 4
     assert plan.layers["second"].kept_outputs == 8  # which the cache hands out
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 300.0])
+def test_an_input_that_is_always_the_same_is_named(value: float) -> None:
+    model = Mlp()
+    stats = analyze(model, [torch.full((64, 12), value)])
+    plan = make_plan(model, stats, PCNConfig(rank=4, skip_larger=False))
+    assert all("look at other batches" in (layer.note or "") for layer in plan.transformed)
+    varied = analyze(model, [value + torch.randn(64, 12)])
+    plan = make_plan(model, varied, PCNConfig(rank=4, skip_larger=False))
+    assert not any("look at other batches" in (layer.note or "") for layer in plan.transformed)

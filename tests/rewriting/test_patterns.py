@@ -22,8 +22,8 @@ from pcn.maths.patterns import Patterns, owners
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d
 from pcn.rewriting.directions import FLOOR
 from pcn.rewriting.fold import fold_
-from pcn.rewriting.patterns import tap_moments
 from pcn.rewriting.plain import to_plain
+from pcn.rewriting.taps import tap_moments
 
 CONVS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 

@@ -16,8 +16,9 @@ MODEL = ("model", "model_options")
 DATA = ("data", "data_dir", "data_options", "scale", "seed", "calibration_samples")
 LOOK = ("analysis_mode", "analysis_pool", "analysis_fraction")
 NETWORK = (
-    *("pcn", "rank", *LIMITS, "worth", "two_sided", "drop_channels", "rank_step", "rank_floor", "output_rank"),
+    *("pcn", "rank", *LIMITS, "worth", "two_sided", "drop_channels", "patterns", "rank_step", "rank_floor"),
     *(
+        "output_rank",
         "keep_outputs",
         "layers",
         "exclude",

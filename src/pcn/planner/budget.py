@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pcn.config import PCNConfig
+from pcn.config import PCNConfig, check_flags
 from pcn.errors import ConfigError
 from pcn.planner.limits import read_limit
 from pcn.planner.optimizer_state import STATE, kind_of
@@ -40,6 +40,7 @@ class Budget:
     worth: Worth = field(default_factory=Response)  # what the directions of a layer are worth
     two_sided: bool = False  # choose the number of trained outputs of each layer as well
     drop_channels: bool = False  # choose which output channels go as well, coupled ones together
+    patterns: bool = False  # choose in how many patterns of taps each convolution reads its directions as well
     batch: int | None = None  # samples of a step, for time and memory; None: as many as the batch has that is looked at
     optimizer: str | None = None  # whose state counts: sgd, momentum, adam, amsgrad; None: the one given, or momentum
     config: PCNConfig = field(default_factory=PCNConfig)
@@ -59,6 +60,7 @@ class Budget:
             raise ConfigError(f"optimizer={self.optimizer!r}: give one of {', '.join(STATE)}")
         if not isinstance(self.config, PCNConfig):
             raise ConfigError(f"config={self.config!r}: give a PCNConfig")
+        check_flags(self, "two_sided", "drop_channels", "patterns")
         if self.config.rank not in (None, PCNConfig().rank):
             raise ConfigError(
                 f"rank={self.config.rank!r} beside a budget, which chooses the ranks itself: leave one of them out, or "
@@ -72,8 +74,12 @@ class Budget:
                 )
         if self.drop_channels:
             self._check_drops()
+        if self.patterns:
+            self._check_patterns()
         if isinstance(self.worth, type) or not isinstance(self.worth, Worth):
-            raise ConfigError(f"worth={self.worth!r}: give Response(), Taylor(...), Divergence(...) or one of your own")
+            raise ConfigError(
+                f"worth={self.worth!r}: give Response(), Evenly(), Taylor(...), Divergence(...) or one of your own"
+            )
 
     def _check_drops(self) -> None:
         if self.params is None and self.flops is None:
@@ -83,6 +89,18 @@ class Budget:
         ruled = next((name for name, rule in self.config.layers.items() if rule.keep_outputs is not None), None)
         if ruled is not None:
             raise ConfigError(f"drop_channels=True, but layers[{ruled!r}] says what to keep: choose one of them")
+
+    def _check_patterns(self) -> None:
+        if self.config.kernel_rank is not None:
+            raise ConfigError(
+                f"kernel_rank={self.config.kernel_rank} beside patterns=True, which chooses for every layer: give one "
+                "of them, or the number in a rule for the layers that are meant"
+            )
+        if self.measures:
+            raise ConfigError(
+                "patterns=True with step_ms or memory_mib: time and memory are measured for one number of patterns, so "
+                "give that, as in PCNConfig(kernel_rank=4)"
+            )
 
     @property
     def units(self) -> tuple[str, ...]:

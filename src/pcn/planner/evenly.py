@@ -16,14 +16,16 @@ from pcn.statistics import Statistics
 
 @dataclass(frozen=True)
 class Evenly:
-    """The first r directions of a layer with w inputs and p weights are worth p log(1 + r).
+    """A layer with w inputs and p weights that trains as much as r of its directions do is worth p log(1 + r).
 
     Where a direction costs p / w trained parameters, one more is worth w / (1 + r) for its price, the less the larger
     the share that a layer has: whoever has least is served next. Where directions are read in patterns of taps they
-    cost less, and a layer gets as many more of them. Which directions a layer keeps is its basis's.
+    cost less, and a layer gets as many more of them. Which of the forms that cost as much a layer has goes by its
+    response, and which directions it keeps is its basis's.
     """
 
     needs_batches: ClassVar[bool] = False
+    by_size: ClassVar[bool] = True
 
     def __call__(self, model: nn.Module, stats: Statistics, layers: Sequence[str], batches: Iterable[Any]) -> Values:
         widths = {name: stats.spectrum(name).width for name in layers}

@@ -17,7 +17,7 @@ def with_next_step(layer: LayerPlan, served: Served) -> LayerPlan:
     if layer.rank is None:
         why = "the budget keeps it whole" if served.choices > 1 else "no form of it would be smaller and no slower"
         return replace(layer, reason=why)
-    following = _next(served.option, served.following)
+    following = _next(served.option, served.following, layer.taps)
     return layer if following is None else layer.with_note(following)
 
 
@@ -27,11 +27,13 @@ def with_outputs(layer: LayerPlan, answer: Answer) -> LayerPlan:
     return layer.with_note(answer.notes[layer.name]) if layer.name in answer.notes else layer
 
 
-def _next(option: Option, following: Option | None) -> str | None:
+def _next(option: Option, following: Option | None, taps: int) -> str | None:
     """What one option more would be worth and cost; nothing where there is no share to name."""
     if following is None or option.worth <= 0:
         return None
     what = "all of it" if following.rank is None else f"rank {following.rank}"
+    if following.kernel_rank != option.kernel_rank and following.rank is not None:
+        what += f" in {following.kernel_rank or taps} of {taps} patterns"
     if following.output_rank is not None:
         what += f" with {following.output_rank} trained outputs"
     more = taken_off(following.costs, option.costs)

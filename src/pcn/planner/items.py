@@ -62,7 +62,7 @@ class Items:
         """The price of one output of a layer."""
         if layer.name in self.served:
             option = self.served[layer.name].option
-            layer = replace(layer, rank=option.rank, output_rank=option.output_rank)
+            layer = replace(layer, rank=option.rank, output_rank=option.output_rank, kernel_rank=option.kernel_rank)
         after = self.question.prices.after
         saved = taken_off(after(layer), after(replace(layer, kept_outputs=layer.kept_outputs - 1)))
         return self.question.room.price(Option(None, None, saved))

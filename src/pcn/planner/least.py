@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pcn.planner.options import Option, multiples
 from pcn.planner.prices import Prices, added
+from pcn.planner.tap_shares import tried_patterns
 from pcn.planner.units import UNITS, Costs
 from pcn.planner.values import WIDEST
 from pcn.plans.layer_plan import LayerPlan
@@ -85,9 +86,11 @@ def lowest(layer: LayerPlan, budget: Budget, prices: Prices) -> list[Option]:
     outputs = (
         multiples(budget.rank_step, layer.out_features // layer.groups - 1) if on_both_sides(layer, budget) else ()
     )
+    fewest = sorted({each or layer.taps for each in tried_patterns(layer, budget)})[0]
+    planned = replace(planned, kernel_rank=fewest if fewest < layer.taps else None)
     forms = [planned, *(replace(planned, output_rank=trained) for trained in outputs[:1])]
     smaller = [form for form in forms if not (budget.config.skip_larger and (form.is_larger or form.is_slower))]
-    found = [Option(form.rank, form.output_rank, prices.after(form)) for form in smaller]
+    found = [Option(f.rank, f.output_rank, prices.after(f), kernel_rank=f.kernel_rank) for f in smaller]
     return [Option(None, None, prices.before(layer)), *found]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -20,12 +21,16 @@ POINTS = 16  # ranks at which the share of outputs is worked out, an eigenproble
 
 @dataclass(frozen=True)
 class Option:
-    """One form of a layer: ranks (None: that side stays), what it costs in every unit of the budget, and its worth."""
+    """One form of a layer: ranks (None: that side stays), what it costs in every unit of the budget, and its worth.
+
+    Its directions are read in ``kernel_rank`` patterns of taps, on average, or by every tap (None).
+    """
 
     rank: int | None
     output_rank: int | None
     costs: Costs
     worth: float = 0.0
+    kernel_rank: int | None = None
 
 
 def forms(
@@ -37,8 +42,11 @@ def forms(
     only_smaller: bool,
     allow_costlier: bool,
     floor: float = 0.0,
+    patterns: Sequence[int | None] = (None,),
 ) -> Iterator[Option]:
     """Yield the layer as it is, and its forms in steps of rank; with ``only_smaller`` none that is larger or slower.
+
+    Each is on offer with all these numbers of ``patterns``.
 
     A form that takes more time, or memory, than the layer takes now, where that was measured for a budget of it, is one
     only with ``allow_costlier``. Every form keeps a share of its directions of at least the ``floor``. A layer that has
@@ -49,30 +57,13 @@ def forms(
         yield Option(None, None, prices.after(replace(layer, rank=None, output_rank=None)))
     width, outputs = layer.kept_inputs // layer.groups, layer.kept_outputs // layer.groups
     for rank in multiples(step, width, floor * width):
-        for trained in (None, *(multiples(step, outputs - 1) if two_sided else ())):
-            planned = replace(layer, rank=rank, output_rank=trained)
+        for trained, read in product((None, *(multiples(step, outputs - 1) if two_sided else ())), patterns):
+            planned = replace(layer, rank=rank, output_rank=trained, kernel_rank=read)
             if only_smaller and (planned.is_slower or planned.is_larger):
                 continue
             costs = prices.after(planned)
             if allow_costlier or not any(UNITS[unit].measured and costs[unit] > whole[unit] for unit in costs):
-                yield Option(rank, trained, costs)
-
-
-def valued(option: Option, worth: Tensor, shares: Tensor | None, *, left: Tensor | None = None) -> Option:
-    """Say what an option is worth.
-
-    ``worth[r]`` is what r directions are worth; ``shares[r, s]`` the share of that which s trained outputs keep, and
-    ``left[r]`` the share that is left of it without inputs that are gone.
-    """
-    if option.rank is None:
-        # Where there is room for all of a layer it stays: directions that no sample showed may matter yet.
-        return replace(option, worth=float(worth[-1]) * (1 + 1e-9) + 1e-12)
-    kept = 1.0
-    if shares is not None and option.output_rank is not None:
-        kept = float(shares[min(option.rank, len(shares) - 1), option.output_rank])
-    if left is not None:
-        kept *= float(left[min(option.rank, len(left) - 1)])
-    return replace(option, worth=float(worth[option.rank]) * kept)
+                yield Option(rank, trained, costs, kernel_rank=read)
 
 
 def multiples(step: int, most: int, least: float = 0.0) -> Sequence[int]:

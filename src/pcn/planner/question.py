@@ -18,9 +18,12 @@ from pcn.planner.allocation import Room, Served, check_some_fit, fits, hand_out
 from pcn.planner.least import Steps, on_both_sides
 from pcn.planner.measured import Measured
 from pcn.planner.optimizer_state import numbers_kept
-from pcn.planner.options import Option, forms, output_shares, valued
+from pcn.planner.options import Option, forms, output_shares
 from pcn.planner.prices import NOTHING, Prices, added, operations, taken_off
-from pcn.planner.values import check_values, eigenpairs_of
+from pcn.planner.response import Response
+from pcn.planner.tap_shares import tap_shares, tried_patterns
+from pcn.planner.valued import Value
+from pcn.planner.values import Values, Worth, check_values, eigenpairs_of
 from pcn.plans.cutting import without_classes
 from pcn.plans.dropping import plan_outputs
 from pcn.plans.keep import Request
@@ -33,7 +36,7 @@ from pcn.statistics import Statistics
 if TYPE_CHECKING:
     from pcn.planner.budget import Budget
 
-Known = Mapping[str, tuple[Tensor, Tensor | None]]  # layer -> what its directions are worth, and shares of its outputs
+Known = Mapping[str, Value]  # by layer
 
 
 @dataclass(frozen=True)
@@ -110,9 +113,9 @@ class Question:
         both, smaller = on_both_sides(layer, self.budget), self.budget.config.skip_larger
 
         def found(only_smaller: bool, allow_costlier: bool) -> list[Option]:
-            step, floor = self.budget.rank_step, self.budget.floor
+            step, floor, patterns = self.budget.rank_step, self.budget.floor, tried_patterns(layer, self.budget)
             how = {"two_sided": both, "only_smaller": only_smaller, "allow_costlier": allow_costlier}
-            return list(forms(layer, step, self.prices, floor=floor, **how))
+            return list(forms(layer, step, self.prices, floor=floor, patterns=patterns, **how))
 
         # Where a rule by name takes inputs away, the layer has to have some basis.
         return found(smaller, self.allow_costlier) or ([] if self.budget.drop_channels else found(False, True))
@@ -137,16 +140,31 @@ class Question:
 
     def known(self, stats: Statistics, batches: Batches) -> Known:
         """What there is to know about the worth of the layers' forms."""
-        worth = self.budget.worth(self.model, stats, list(self.names), opened(batches))
-        check_values(worth, {layer.name: layer.in_features // layer.groups for layer in self.layers})
-        return {layer.name: (worth[layer.name], self._shares(layer, stats)) for layer in self.layers}
+        worth = self._worth(self.budget.worth, stats, batches)
+        by_size = getattr(self.budget.worth, "by_size", False)
+        own = self._worth(Response(), stats, batches) if by_size else worth
+        choosing = [layer for layer in self.layers if len(tried_patterns(layer, self.budget)) > 1]
+        patterns = tap_shares(self.model, stats, choosing, self.budget.rank_step)
+        return {
+            layer.name: Value(
+                own[layer.name],
+                self._shares(layer, stats),
+                patterns.get(layer.name),
+                worth[layer.name] if by_size else None,
+            )
+            for layer in self.layers
+        }
+
+    def _worth(self, worth: Worth, stats: Statistics, batches: Batches) -> Values:
+        found = worth(self.model, stats, list(self.names), opened(batches))
+        check_values(found, {layer.name: layer.in_features // layer.groups for layer in self.layers})
+        return found
 
     def answer(self, known: Known, left: Mapping[str, Tensor] | None = None) -> dict[str, Served]:
         """What every layer gets; ``left`` is the share of its worth, by rank, that layers have without lost inputs."""
         shares = left or {}
         offers = {
-            name: [valued(option, *known[name], left=shares.get(name)) for option in options]
-            for name, options in self.offers.items()
+            name: known[name].of(options, self.room.price, shares.get(name)) for name, options in self.offers.items()
         }
         return hand_out(offers, self.room)
 

@@ -22,7 +22,9 @@ Values = Mapping[str, Tensor]  # layer -> what its first 0, 1, 2, ... and all di
 class Worth(Protocol):
     """Anything that says what a layer's leading directions are worth.
 
-    ``needs_batches`` when the model has to run; it then gets the batches that the statistics came from.
+    ``needs_batches`` when the model has to run; it then gets the batches that the statistics came from. One that has
+    ``by_size = True`` says what as much is worth as these directions train, in whatever form: of those that cost as
+    much a layer gets the one with the largest response.
     """
 
     @property

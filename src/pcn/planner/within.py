@@ -106,7 +106,9 @@ def _as_config(question: Question, served: dict[str, Served]) -> PCNConfig:
         power = _power(layer) if config.precondition is None and rule.precondition is None else rule.precondition
         if name in served:
             option = served[name].option
-            rules[name] = LayerRule(option.rank, None, rule.order, option.output_rank, power, rule.kernel_rank)
+            chosen = question.budget.patterns and rule.kernel_rank is None
+            patterns = option.kernel_rank if chosen else rule.kernel_rank
+            rules[name] = LayerRule(option.rank, None, rule.order, option.output_rank, power, patterns)
         elif layer.rank is not None and config.fixes(name) and power:
             rules[name if exact else _glob_of(name)] = replace(rule, precondition=power)
     return replace(config, rank=None, output_rank=None, layers={**config.layers, **rules})

@@ -14,6 +14,8 @@ from pcn.plans.layer_plan import NO_RANK, LayerPlan
 from pcn.rank_rules import ExplainedVariance, Fixed, RankRule, SpectrumLike, Threshold, as_rank_rule
 from pcn.statistics import Spectrum, Statistics, forms
 
+CONSTANT = 1e-6  # an input that varies by less than this much of its mean is taken not to vary
+
 
 def rank_layers(
     found: list[tuple[str, nn.Module, str | None]],
@@ -129,12 +131,20 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
     activation = None if stats is None else stats.layers[layer.name]
     planned = replace(layer, rank=rank, output_rank=outputs, kernel_rank=patterns, activation=activation)
     if note is None and stats is not None:
-        note = few_samples(planned, stats)
+        note = _constant(layer.name, stats) or few_samples(planned, stats)
     planned = replace(planned, note=note)
     if config.skip_larger and not exact and planned.is_larger:
         why = f"rank {rank} of {width} would not make it smaller, the basis included (skip_larger=False insists)"
         return replace(layer, reason=why)
     return planned
+
+
+def _constant(name: str, stats: Statistics) -> str | None:
+    """Say where a layer's input was always the same, but for rounding: then no direction of it is known."""
+    variance, mean = float(stats.spectrum(name).total_variance.sum()), stats.mean(name)
+    if variance > CONSTANT**2 * float(mean.square().sum()):
+        return None
+    return "its input is the same in all that was looked at, so its directions are made up: look at other batches"
 
 
 def few_samples(layer: LayerPlan, stats: Statistics) -> str | None:
@@ -161,17 +171,23 @@ def _kernel_rank(layer: LayerPlan, rule: LayerRule, config: PCNConfig, stats: St
     wish = config.patterns(layer.name, layer.taps)
     if wish is None:
         return None
-    if stats is not None and stats.example is None:
-        raise StatisticsError(
-            f"{layer.name!r}: patterns of taps (kernel_rank={wish}) are measured on a batch, and these statistics hold "
-            "none: analyze in the same process; a file holds one unless the model was called by a function of yours"
-        )
+    if stats is not None:
+        check_batch(layer.name, f"kernel_rank={wish}", stats)
     if layer.order == "kept_block":
         raise ConfigError(
             f"{layer.name!r}: order 'kept_block' makes PCA bases of its own, which cannot go with kernel_rank={wish}: "
             "leave that out, or choose another order"
         )
     return wish
+
+
+def check_batch(name: str, asked: str, stats: Statistics) -> None:
+    """Raise where statistics hold no batch on which a layer's patterns of taps, which were asked for, are measured."""
+    if stats.example is None:
+        raise StatisticsError(
+            f"{name!r}: patterns of taps ({asked}) are measured on a batch, and these statistics hold none: analyze in "
+            "the same process; a file holds one unless the model was called by a function of yours"
+        )
 
 
 def _output_rank(layer: LayerPlan, wish: int | float, config: PCNConfig) -> int | None:

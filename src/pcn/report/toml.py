@@ -8,7 +8,7 @@ from typing import Any
 
 from pcn.training.settings import LIMITS, Settings
 
-BUDGET = (*LIMITS, "worth", "two_sided", "drop_channels", "rank_step", "rank_floor")
+BUDGET = (*LIMITS, "worth", "two_sided", "drop_channels", "patterns", "rank_step", "rank_floor")
 CHOSEN = ("pcn", "rank", *BUDGET, "output_rank", "keep_outputs", "layers", "exclude", "skip_larger")
 
 

@@ -67,6 +67,7 @@ def requested(settings: Settings) -> PCNConfig | Budget:
         worth=worths[settings.worth],
         two_sided=settings.two_sided,
         drop_channels=settings.drop_channels,
+        patterns=settings.patterns,
         batch=settings.batch,
         optimizer=optimizer_kind(settings),
     )

@@ -84,6 +84,9 @@ class Settings:
     worth: str = switch_option("response", "by what a budget compares directions of different layers", choices=WORTHS)
     two_sided: bool = switch_option(False, "have a budget choose how many outputs of each layer are trained as well")
     drop_channels: bool = switch_option(False, "have a budget choose which output channels go as well")
+    patterns: bool = switch_option(
+        False, "have a budget choose in how many patterns of taps each convolution reads its directions as well"
+    )
     rank_step: int = switch_option(
         STEP, "ranks within a budget, and channels that are kept, go in steps of this", least=1
     )
@@ -170,7 +173,7 @@ class Settings:
             raise ConfigError(f"decoupled_decay with optimizer={self.optimizer!r}: it is for sgd; adamw has it")
         if self.rank is not None and self.has_budget:
             raise ConfigError("rank and a budget are both given: a budget chooses the ranks itself")
-        named = [name for name in ("two_sided", "drop_channels") if getattr(self, name)]
+        named = [name for name in ("two_sided", "drop_channels", "patterns") if getattr(self, name)]
         named += [f"rank_step={self.rank_step}"] if self.rank_step != STEP else []
         named += [f"rank_floor={self.rank_floor}"] if self.rank_floor else []
         if not self.has_budget and (named or self.worth != WORTHS[0]):

@@ -1,0 +1,84 @@
+"""What patterns of taps keep of a layer's response, so that a budget can choose how many of them directions have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from pcn.layers import by_group, canonical_weight
+from pcn.planner.values import eigenpairs_of
+from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.ranks import check_batch
+from pcn.rewriting.patterns import patterns_of
+from pcn.rewriting.taps import Along, look_at_taps
+from pcn.statistics import Statistics
+
+if TYPE_CHECKING:
+    from pcn.planner.budget import Budget
+
+FINE = 8  # numbers of patterns from here to twice as many go in steps of 1, to four times as many of 2, and so on
+
+
+def pattern_counts(taps: int) -> Iterator[int]:
+    """The numbers of patterns that are tried, below all taps.
+
+    >>> list(pattern_counts(9)), list(pattern_counts(25)), list(pattern_counts(1))
+    ([1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 24], [])
+    """
+    count = 1
+    while count < taps:
+        yield count
+        count += max(1, 2 ** (count.bit_length() - FINE.bit_length()))
+
+
+def tried_patterns(layer: LayerPlan, budget: Budget) -> tuple[int | None, ...]:
+    """The numbers of patterns that a budget may choose from; None is every tap.
+
+    The order ``kept_block`` makes bases of its own, which have no patterns, and what a rule asks for is no choice.
+    """
+    ruled = budget.config.rule_for(layer.name)[0].kernel_rank is not None
+    if ruled or not budget.patterns or layer.order == "kept_block":
+        return (layer.kernel_rank,)
+    return (None, *pattern_counts(layer.taps))
+
+
+@torch.no_grad()
+def tap_shares(model: nn.Module, stats: Statistics, layers: Sequence[LayerPlan], step: int) -> dict[str, Tensor]:
+    """Return (ranks + 1, taps + 1) for every layer: of the response through r directions, what q patterns each keep.
+
+    These are measured along principal directions on the first batch that the statistics saw. Ranks between multiples
+    of ``step`` hold what the next below does.
+    """
+    for layer in layers:
+        check_batch(layer.name, "patterns=True", stats)
+    pairs = {layer.name: eigenpairs_of(stats, layer.name) for layer in layers}
+    along = {name: Along(mean.flatten(), vectors.flatten(0, 1)) for name, (mean, _, vectors) in pairs.items()}
+    moments = look_at_taps(model, stats, along)
+    found = {}
+    for layer in layers:
+        vectors = pairs[layer.name][2]
+        weight = by_group(canonical_weight(model.get_submodule(layer.name)).to(vectors), layer.groups)
+        kernels = torch.einsum("gnm...,gmr->gnr...", weight, vectors).flatten(3)
+        responses = patterns_of(layer.name, moments[layer.name].to(vectors), kernels)[2]
+        found[layer.name] = kept_shares(responses, step, layer.in_features // layer.groups).cpu()
+    return found
+
+
+def kept_shares(responses: Tensor, step: int, width: int) -> Tensor:
+    """Return (width + 1, taps + 1) from what the layer makes of each pattern (g, r, taps), as they would be chosen.
+
+    >>> kept_shares(torch.tensor([[[5.0, 1.0], [3.0, 1.0]]]), 1, 2)[:, 1]
+    tensor([1.0000, 0.8333, 0.8000], dtype=torch.float64)
+    """
+    known, taps = responses.shape[1:]
+    ranked = responses.double().sort(dim=2, descending=True).values
+    shares = torch.ones(width + 1, taps + 1, dtype=torch.float64, device=responses.device)
+    for rank in sorted({*range(step, known + 1, step), known}):
+        first, others = ranked[:, :rank, :1].sum((1, 2)), ranked[:, :rank, 1:].flatten(1).sort(descending=True).values
+        # Each direction has one pattern, and those of most worth among all have the others.
+        sums = torch.cat([first[:, None], first[:, None] + others.cumsum(1)], 1).sum(0)
+        shares[rank:, 1:] = sums[torch.arange(taps, device=sums.device) * rank] / sums[-1].clamp_min(1e-300)
+    return shares

@@ -1,0 +1,106 @@
+"""What the taps of a convolution read along directions of its input: neighbours in an image look much alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from pcn.layers import canonical_weight, groups_of
+from pcn.nn.functional import pads_of, sides
+from pcn.running.example import device_of
+from pcn.running.failures import saying_which
+from pcn.running.inputs import over_samples
+from pcn.running.untouched import untouched
+from pcn.statistics import Statistics
+from pcn.statistics.pieces import exact_products
+
+MOST = 2**25  # numbers of patches that are held at once
+GIVE = "analyze anew, with such a batch first, or leave patterns of taps out (kernel_rank, Budget(patterns=True))"
+
+# Layer -> sums of products of what its taps read along each direction, (g*r, taps, taps).
+TapMoments = dict[str, Tensor]
+
+
+class Along(NamedTuple):
+    """Directions (m, r) along which a layer's input is looked at, from its mean (m,)."""
+
+    mean: Tensor
+    directions: Tensor
+
+
+@torch.no_grad()
+def look_at_taps(model: nn.Module, stats: Statistics, along: Mapping[str, Along]) -> TapMoments:
+    """Run the model on the first batch that the statistics saw; without one, all is zero."""
+    device = device_of(model)
+    layers = {name: model.get_submodule(name) for name in along}
+    sums = {name: _none_yet(layer, along[name], device) for name, layer in layers.items()}
+    if not layers or stats.example is None:
+        return sums
+
+    def watching(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = over_samples(args[0] if args else next(iter(kwargs.values())))
+            if x.numel():
+                sums[name] += tap_moments(x.detach(), module, *along[name]).to(sums[name].device)
+
+        return hook
+
+    hooks = [each.register_forward_pre_hook(watching(name), with_kwargs=True) for name, each in layers.items()]
+    example = stats.example.with_inputs(tree_map_only(Tensor, lambda each: each.to(device), stats.example.inputs))
+    try:
+        with untouched(model, stats.mode_without_dropout), saying_which("the first batch", example, give=GIVE):
+            example.call(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sums
+
+
+def _none_yet(layer: nn.Module, along: Along, device: torch.device | None) -> Tensor:
+    taps = canonical_weight(layer).shape[2:].numel()
+    directions = groups_of(layer) * along.directions.shape[1]
+    return torch.zeros(directions, taps, taps, dtype=torch.float64, device=device)
+
+
+def tap_moments(x: Tensor, layer: Any, mean: Tensor, along: Tensor) -> Tensor:
+    """Sum up the products (g*r, taps, taps) of what the taps of a stock convolution read along directions (m, r)."""
+    groups, rank, spatial = groups_of(layer), along.shape[1], len(layer.kernel_size)
+    taps = torch.Size(layer.kernel_size).numel()
+    x = x if x.dim() > spatial + 1 else x.unsqueeze(0)
+    total = torch.zeros(groups * rank, taps, taps, dtype=torch.float64, device=x.device)
+    each = max(1, MOST // (groups * rank * taps * x[0, 0].numel()))
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    along, mean = (tensor.to(x.device, dtype) for tensor in (along.reshape(groups, -1, rank), mean))
+    centre = torch.einsum("gm,gmr->gr", mean.view(groups, -1), along).view(-1, *[1] * spatial)
+    with exact_products(x.device):
+        for part in x.split(each):
+            rows = (part.to(dtype) - mean.view(-1, *[1] * spatial)).unflatten(1, (groups, -1))
+            read = torch.einsum("ngm...,gmr->ngr...", rows, along).flatten(1, 2)
+            patches = _patches(_padded(read, centre, layer), layer).movedim(0, 1).flatten(1, -2)
+            total += torch.bmm(patches.mT, patches).double()
+    return total
+
+
+def _padded(read: Tensor, centre: Tensor, layer: Any) -> Tensor:
+    """What stands around images: zeros there are -c along directions, as what is read is centred.
+
+    How many is said by the layer's padding as it is now, which somebody may have set after it was made.
+    """
+    if layer.padding_mode != "zeros":
+        return F.pad(read, list(layer._reversed_padding_repeated_twice), mode=layer.padding_mode)
+    pads = sides(pads_of(layer.kernel_size, layer.dilation, layer.padding))
+    inside = F.pad(read.new_ones(1, 1, *read.shape[2:]), pads)
+    return F.pad(read, pads) - (1 - inside) * centre
+
+
+def _patches(images: Tensor, layer: Any) -> Tensor:
+    """What a convolution sees at every position, (n, c, *positions, taps)."""
+    moves = zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)
+    for dim, (size, stride, dilation) in enumerate(moves, start=2):
+        images = images.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
+    return images.flatten(2 + len(layer.kernel_size))
