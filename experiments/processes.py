@@ -43,13 +43,13 @@ def run_each(
     limit_s: float = 3600,
     until: float = float("inf"),
     ready: Callable[[Item, Sequence[Item]], bool] = lambda item, running: True,
-    fits: Callable[[Item], bool] = lambda item: True,
+    fits: Callable[[Item, Sequence[Item]], bool] = lambda item, running: True,
     reuse: Callable[[Item], bool] = lambda item: False,
 ) -> Undone[Item]:
     """Do every item once it is ``ready``, in this order where possible; return what was not done.
 
-    ``done`` gets what the work of an item returned, and ``ready`` is asked with the items that are running. An item
-    that does not ``fit`` into the time lets others go first. A process does one item, or several of those to
+    ``done`` gets what the work of an item returned; ``ready`` and ``fits`` are asked with the items that are running.
+    An item that does not fit into the time lets others go first. A process does one item, or several of those to
     ``reuse`` it, which suits short ones. Nothing starts after ``until`` (as of time.time()), and a process that takes
     longer than its limit for an item, or far beyond that, is ended.
     """
@@ -60,7 +60,8 @@ def run_each(
             for item in list(waiting):
                 if len(pool.busy) == together or time.time() >= until:
                     break
-                if ready(item, [each.item for each in pool.busy]) and fits(item):
+                running = [each.item for each in pool.busy]
+                if ready(item, running) and fits(item, running):
                     waiting.remove(item)
                     pool.begin(item, work(item), min(time.time() + limit_s, until + GRACE_S), reuse(item))
             if not any(map(reuse, waiting)):
@@ -72,7 +73,7 @@ def run_each(
                     failed.append(item)
     finally:
         pool.end()
-    late = [item for item in waiting if time.time() >= until or (ready(item, []) and not fits(item))]
+    late = [item for item in waiting if time.time() >= until or (ready(item, []) and not fits(item, []))]
     return Undone(failed, [item for item in waiting if item not in late], late)
 
 

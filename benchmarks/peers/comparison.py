@@ -17,10 +17,11 @@ from pcn.training.run_folder import METRICS, parse_metrics
 from peers.methods import NEEDS_PLAN, forks, make_switch, settings, switches
 from peers.one_run import OUTCOME, TIMED_EPOCHS, Job, diverged, folder_name, kept_plan, origin, run, trunk_name
 from peers.order import Run, grid_runs
-from peers.pace import Pace
+from peers.pace import FILE, Pace, way
 from peers.parents import PARENTS
 from peers.plans import makes_plan, planner_run
 from peers.results import Results
+from peers.timetable import Timetable
 from processes import Undone, Work, run_each
 
 # Epochs: in a shorter run, making the fused kernels takes longer than they save. Runs that share a GPU are not fused:
@@ -34,12 +35,10 @@ class Comparison:
 
     def __init__(self, results: Results, options: argparse.Namespace) -> None:
         self.results, self.options = results, options
-        self.began = time.time()
-        self.deadline = self.began + options.time_limit
-        self.pace = Pace()
+        pace = Pace(results.folder / FILE, way(options.together, eager=options.eager, solo=options.solo))
+        self.times = Timetable[Run](pace, options.time_limit, lambda run: (run.parent, run.method), self.epochs_left)
         self.to_do: set[Run] = set()
         self.stopped: set[Run] = set()  # by the deadline
-        self.started: dict[Run, float] = {}
 
     def left(self, runs: Sequence[Run]) -> list[Run]:
         """The runs to do: those without a record or whose plan is lost, in a solo pass those without times.
@@ -71,7 +70,7 @@ class Comparison:
             self.finished,
             together=1 if self.options.solo else self.options.together,
             limit_s=self.options.run_limit,
-            until=self.deadline,
+            until=self.times.deadline,
             ready=self.ready,
             fits=self.fits,
             reuse=lambda each: not self.options.solo and not PARENTS[each.parent].compiled,
@@ -111,9 +110,9 @@ class Comparison:
             return True
         return all(self.trunk(other) != trunk for other in running)
 
-    def fits(self, run: Run) -> bool:
+    def fits(self, run: Run, running: Sequence[Run]) -> bool:
         """Whether a run can end in time, by what others have taken."""
-        return time.time() + self.pace.seconds(run, self.epochs_left(run)) <= self.deadline
+        return self.times.fits(run, running, (each for each in self.to_do if self.ready(each, running)))
 
     def epochs(self, run: Run) -> int:
         """How many epochs are trained: all, or as many as it takes to know the times, or a plan that was lost."""
@@ -136,7 +135,7 @@ class Comparison:
 
     def work(self, run: Run) -> Work:
         """What a process is to do for a run."""
-        self.started[run] = time.time()
+        self.times.begin(run)
         return attempt, self.job(run)
 
     def job(self, run: Run) -> Job:
@@ -157,7 +156,7 @@ class Comparison:
             reads_test=run.point is None and record is None,  # of a run that is done again it was read before
             compiled=compiled,
             fused=compiled and options.solo and run.epochs >= FUSED_FROM,
-            deadline=self.deadline,
+            deadline=self.times.deadline,
         )
 
     def compiled(self, run: Run) -> bool:
@@ -191,10 +190,10 @@ class Comparison:
         if measured is None:
             self.stopped.add(run)
             return
-        now, folder = time.time(), self.folder(run)
+        folder = self.folder(run)
         only_plan = not self.options.solo and self.results.find(run) is not None
-        if run in self.started and not only_plan:  # of few epochs most of the time is the start
-            self.pace.learn(run, measured["epochs_trained"], now - self.started[run])
+        if not only_plan:  # whose epochs are mostly those of its parent
+            self.times.learn(run, measured)
         if measured["plan"] is not None:  # before the record, which says that all is done
             self.results.plans.add(run, measured["plan"])
         if not only_plan:
@@ -203,7 +202,7 @@ class Comparison:
         accuracy = measured["validation_accuracy" if run.point else "test_accuracy"]
         known = "diverged" if measured["validation_accuracy"] is None else "timed" if self.options.solo else "planned"
         shown = known if accuracy is None else f"{accuracy:.2f}%"
-        print(f"{run}: {shown}, {len(self.to_do)} left, {now - self.began:.0f} s", flush=True)
+        print(f"{run}: {shown}, {len(self.to_do)} left, {time.time() - self.times.start:.0f} s", flush=True)
 
 
 def attempt(job: Job) -> dict[str, Any] | None:
@@ -213,7 +212,7 @@ def attempt(job: Job) -> dict[str, Any] | None:
     except ConfigError as error:
         if not diverged(error) or job.solo:
             raise
-        return {**dict.fromkeys(OUTCOME), **origin(job), "plan": kept_plan(job), "epochs_trained": 0}
+        return {**dict.fromkeys(OUTCOME), **origin(job), "plan": kept_plan(job), "epoch_seconds": None}
 
 
 def _not_started(late: Sequence[Run]) -> Iterator[str]:

@@ -9,11 +9,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from unittest import mock
 
 import torch
@@ -87,11 +89,12 @@ def run(job: Job) -> Record | None:
             stack.enter_context(empty_compiler_cache())
         data = load_data(job.settings, here.device, training_dtype(here.device))
         folder = stack.enter_context(RunFolder(job.folder, job.settings))
-        seen = folder.metrics()
-        earlier = len(seen)
+        seen, ends = folder.metrics(), list[float]()
 
         def tell(record: Record) -> None:
             seen.append(record)
+            if record["event"] == "epoch":
+                ends.append(time.time())
             after_event(job, trainer, seen)
 
         seen_data = data if job.reads_test else Unread(data)
@@ -111,8 +114,18 @@ def run(job: Job) -> Record | None:
         if result is None:
             print(f"{job.name}: stops after epoch {trainer.progress.epoch}, its time is up", flush=True)
             return None
-        own = {"plan": kept_plan(job), "epochs_trained": sum(r["event"] == "epoch" for r in seen[earlier:])}
+        own = {"plan": kept_plan(job), "epochs_trained": len(ends), "epoch_seconds": usual_gap(ends)}
         return {**measured(job, trainer, result, seen), **origin(job), **own}
+
+
+def usual_gap(times: Sequence[float]) -> float | None:
+    """The time from one to the next, where most are alike: epochs in which something is compiled do not count.
+
+    >>> usual_gap([60.0, 67.0, 74.0, 120.0, 127.0]), usual_gap([60.0])
+    (7.0, None)
+    """
+    gaps = [after - before for before, after in pairwise(times)]
+    return median(gaps) if gaps else None
 
 
 def after_event(job: Job, trainer: Trainer, seen: list[Record]) -> None:

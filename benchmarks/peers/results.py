@@ -65,6 +65,7 @@ class Results:
     """What has been run so far."""
 
     def __init__(self, folder: Path = RESULTS) -> None:
+        self.folder = folder
         self.final, self.grid = Replaceable(folder / "peers.json"), Records(folder / "peers_grid.json")
         self.plans = Plans(folder / "peers_plans.json")
 

@@ -194,6 +194,7 @@ def test_what_is_compiled_and_what_is_not_share_no_files(comparison: Any, monkey
 
     do(comparison, "parent")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
     options = argparse.Namespace(**{**vars(comparison.options), "eager": False})
     compiled, run = Comparison(comparison.results, options), a_run("parent")
     assert compiled.job(run).compiled
@@ -391,7 +392,7 @@ def test_a_plan_that_is_lost_is_made_again_where_it_is_needed(comparison: Any, c
     work, job = comparison.work(ours)
     assert (job.settings.epochs, job.reads_test) == (2, False)  # up to the switch and no further
     comparison.finished(ours, work(job))
-    assert comparison.pace.seconds(theirs, 60) == 0  # so few epochs say little of a whole run
+    assert comparison.times.seconds(theirs) is None  # the first epochs are the parent's and say nothing of the others
     assert comparison.left([ours, theirs]) == [theirs]
     assert comparison.ready(theirs, [])
     assert comparison.results.find(ours) == before
@@ -420,19 +421,61 @@ def test_a_plan_of_a_run_that_diverges_is_not_asked_for_again(comparison: Any, r
 
 
 def test_what_cannot_end_in_time_is_not_started_and_named(comparison: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from peers.pace import Taken
+
     narrow, parent, short = a_run("narrow", epochs=60), a_run("parent", epochs=60), a_run("parent", epochs=3)
     for method in ("narrow", "parent"):
         comparison.results.grid.records.append(GRID | {"method": method})
-    comparison.deadline = time.time() + 1000
-    assert comparison.fits(parent)  # nothing is known
-    comparison.pace.learn(narrow, 10, 200.0)
-    assert not comparison.fits(parent)  # as others of its parent: 1200 seconds
-    assert comparison.fits(short)
-    comparison.pace.learn(parent, 10, 100.0)
-    assert comparison.fits(parent)  # as others of its method: 600
-    assert not comparison.fits(narrow)
+    comparison.times.deadline = time.time() + 1000
+    comparison.times.pace.learn("tiny", "narrow", Taken(100.0, 20.0))
+    assert not comparison.fits(parent, [])  # as others of its parent: 1300 seconds
+    assert comparison.fits(short, [])
+    comparison.times.pace.learn("tiny", "parent", Taken(300.0, 10.0))
+    assert comparison.fits(parent, [])  # as others of its method: 900
+    assert not comparison.fits(narrow, [])
     assert comparison.do([narrow]) is None
     assert f"1 runs are not started, for want of time:\n  {narrow}" in capsys.readouterr().out
+
+
+def test_what_nothing_is_known_of_is_found_out_by_the_shortest(comparison: Any) -> None:
+    short, long, waits = a_run("narrow"), a_run("narrow", epochs=60), a_run("parent", epochs=1)
+    comparison.results.grid.records.append(GRID | {"method": "narrow"})
+    comparison.to_do = {short, long, waits}  # the last of these is not ready
+    assert comparison.fits(long, [])  # there is time for everything
+    comparison.times.deadline = time.time() + 1000
+    assert comparison.fits(short, [])
+    assert not comparison.fits(long, [])
+    comparison.times.begin(short)
+    assert not comparison.fits(long, [short])
+    assert comparison.fits(long, [])  # the short one has failed
+
+
+def test_start_and_epochs_are_told_apart_and_known_to_the_next_driver(comparison: Any) -> None:
+    from peers.comparison import Comparison
+
+    ours = a_run("narrow", epochs=20)
+    comparison.results.grid.records.append(GRID | {"method": "narrow"})
+    comparison.times.begin(ours)
+    begun = comparison.times.begun[ours]
+    comparison.times.begun[ours] = begun._replace(at=begun.at - 260)
+    comparison.times.learn(ours, {"epochs_trained": 20, "epoch_seconds": 7.0})
+    again = Comparison(comparison.results, comparison.options)
+    assert again.times.seconds(a_run("narrow", epochs=60)) == pytest.approx(120 + 60 * 7, abs=5)
+    more = argparse.Namespace(**{**vars(comparison.options), "together": 6})
+    assert Comparison(comparison.results, more).times.seconds(ours) is None  # side by side they are slower
+
+
+def test_a_run_says_how_long_its_epochs_took(comparison: Any) -> None:
+    from peers.one_run import run
+
+    comparison.results.grid.records.append(GRID | {"method": "narrow"})
+    began = time.time()
+    measured = run(comparison.job(a_run("narrow", epochs=3)))
+    assert measured["epochs_trained"] == 3
+    assert 0 < measured["epoch_seconds"] < time.time() - began
+    comparison.times.begin(a_run("narrow", epochs=3))
+    comparison.finished(a_run("narrow", epochs=3), measured)
+    assert comparison.times.seconds(a_run("narrow", epochs=60)) >= 60 * measured["epoch_seconds"]
 
 
 def test_what_is_left_of_a_run_is_less_than_the_whole(comparison: Any) -> None:

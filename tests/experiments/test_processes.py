@@ -121,7 +121,7 @@ def test_what_does_not_fit_into_the_time_lets_others_go_first_and_is_named() -> 
     from processes import Undone, run_each
 
     answers: dict[float, Any] = {}
-    short = lambda item: item < 3  # noqa: E731
+    short = lambda item, running: item < 3  # noqa: E731
     ready = lambda item, running: item != 2.0  # noqa: E731
     undone = run_each([9.0, 1.0, 2.0], lambda item: (abs, item), answers.__setitem__, fits=short, ready=ready)
     assert undone == Undone(waiting=[2.0], late=[9.0])
