@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
@@ -44,12 +45,14 @@ def run_each(
     until: float = float("inf"),
     ready: Callable[[Item, Sequence[Item]], bool] = lambda item, running: True,
     fits: Callable[[Item, Sequence[Item]], bool] = lambda item, running: True,
+    holds: Callable[[Item, Item, Sequence[Item]], bool] = lambda earlier, item, running: False,
     reuse: Callable[[Item], bool] = lambda item: False,
 ) -> Undone[Item]:
     """Do every item once it is ``ready``, in this order where possible; return what was not done.
 
     ``done`` gets what the work of an item returned; ``ready`` and ``fits`` are asked with the items that are running.
-    An item that does not fit into the time lets others go first. A process does one item, or several of those to
+    An item that does not fit into the time lets others go first, but each earlier one that ``holds`` a free place
+    against an item keeps it. A process does one item, or several of those to
     ``reuse`` it, which suits short ones. Nothing starts after ``until`` (as of time.time()), and a process that takes
     longer than its limit for an item, or far beyond that, is ended.
     """
@@ -57,13 +60,18 @@ def run_each(
     waiting, failed = list(items), list[Item]()
     try:
         while True:
+            passed = list[Item]()
             for item in list(waiting):
-                if len(pool.busy) == together or time.time() >= until:
-                    break
                 running = [each.item for each in pool.busy]
-                if ready(item, running) and fits(item, running):
+                free = together - len(running)
+                if not free or time.time() >= until:
+                    break
+                kept = (each for each in passed if holds(each, item, running))
+                if ready(item, running) and fits(item, running) and len(list(islice(kept, free))) < free:
                     waiting.remove(item)
                     pool.begin(item, work(item), min(time.time() + limit_s, until + GRACE_S), reuse(item))
+                else:
+                    passed.append(item)
             if not any(map(reuse, waiting)):
                 pool.dismiss()
             if not pool.busy:

@@ -16,7 +16,7 @@ from pcn.errors import ConfigError
 from pcn.training.run_folder import METRICS, parse_metrics
 from peers.methods import NEEDS_PLAN, forks, make_switch, settings, switches
 from peers.one_run import OUTCOME, TIMED_EPOCHS, Job, diverged, folder_name, kept_plan, origin, run, trunk_name
-from peers.order import Run, grid_runs
+from peers.order import Run, grid_runs, piece_number
 from peers.pace import FILE, Pace, way
 from peers.parents import PARENTS
 from peers.plans import makes_plan, planner_run
@@ -73,6 +73,7 @@ class Comparison:
             until=self.times.deadline,
             ready=self.ready,
             fits=self.fits,
+            holds=self.holds,
             reuse=lambda each: not self.options.solo and not PARENTS[each.parent].compiled,
         )
         for line in _not_started(undone.late):
@@ -113,6 +114,16 @@ class Comparison:
     def fits(self, run: Run, running: Sequence[Run]) -> bool:
         """Whether a run can end in time, by what others have taken."""
         return self.times.fits(run, running, (each for each in self.to_do if self.ready(each, running)))
+
+    def holds(self, earlier: Run, run: Run, running: Sequence[Run]) -> bool:
+        """Whether a run that waits only for others which are about to end keeps a run of a later piece from starting.
+
+        The points of a grid end together, and all final runs of their method wait for the last.
+        """
+        if piece_number(earlier) >= piece_number(run) or not (soon := self.times.soon(running, run)):
+            return False
+        needed = self.needs(earlier)
+        return bool(needed) and soon.issuperset(needed) and self.fits(earlier, running)
 
     def epochs(self, run: Run) -> int:
         """How many epochs are trained: all, or as many as it takes to know the times, or a plan that was lost."""
@@ -163,11 +174,10 @@ class Comparison:
         return torch.cuda.is_available() and not self.options.eager and PARENTS[run.parent].compiled
 
     def trunk(self, run: Run) -> Path | None:
-        """The parent's first epochs, with the run's own seed, length, rates and way to do a step."""
-        if not forks(run.method):
-            return None
+        """The parent's first epochs, with the run's own seed, length, rates (once known) and way to do a step."""
         point = self.results.point(run)
-        assert point is not None
+        if point is None or not forks(run.method):
+            return None
         rates = f"{point.learning_rate:g}-{point.weight_decay:g}"
         name = f"{run.parent}-seed{run.seed}-epochs{run.epochs}-{rates}"
         return self.options.work / "trunks" / trunk_name(name, self.compiled(run))

@@ -9,6 +9,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from peers.pace import Pace, Taken
 
+SOON = 0.25  # of the time that another run would take
+
 Item = TypeVar("Item")
 
 
@@ -52,6 +54,20 @@ class Timetable(Generic[Item]):
         """How long a run that is ready may take, None where nothing is known."""
         usual = self.pace.usual(*self.kind(item))
         return None if usual is None else usual.seconds(self.epochs_left(item))
+
+    def soon(self, running: Iterable[Item], item: Item) -> set[Item]:
+        """Those of the running that are about to end, compared with the time that another would take.
+
+        A place that is kept free for them stands idle for a quarter of that time at most; given away, it would be gone
+        four times as long. One that is overdue by as much is not counted on any more.
+        """
+        within_s = SOON * (self.seconds(item) or 0.0)
+        return {each for each in running if (left_s := self._left_s(each)) is not None and abs(left_s) < within_s}
+
+    def _left_s(self, item: Item) -> float | None:
+        """When a run that has begun may end, from now on; less than 0 where it should have."""
+        usual, begun = self.pace.usual(*self.kind(item)), self.begun[item]
+        return None if usual is None else begun.at + usual.seconds(begun.epochs) - time.time()
 
     def fits(self, item: Item, running: Sequence[Item], ready: Iterable[Item]) -> bool:
         """Whether a run that is ready can end in time.

@@ -450,6 +450,38 @@ def test_what_nothing_is_known_of_is_found_out_by_the_shortest(comparison: Any) 
     assert comparison.fits(long, [])  # the short one has failed
 
 
+def test_a_place_is_kept_for_final_runs_whose_grid_is_about_to_end(comparison: Any) -> None:
+    from peers.order import Run, grid_runs
+    from peers.pace import Taken
+
+    *ended, last = grid_runs("pcn-planner", "wide_resnet20")
+    for each in [*ended, *grid_runs("narrow", "wide_resnet20")]:
+        comparison.results.add(each, {"validation_accuracy": 90.0, "commit": "abc", "compiled": False})
+    final = [Run("pcn-planner", "wide_resnet20", 1_094_154, 60, seed) for seed in (10, 11)]
+    long, beside = Run("narrow", "wide_resnet20", 473_802, 182, 10), Run("narrow", "wide_resnet20", 1_094_154, 60, 10)
+
+    def begun(seconds_ago: float, run: Run = last) -> None:
+        comparison.times.begin(run)
+        then = comparison.times.begun[run].at - seconds_ago
+        comparison.times.begun[run] = comparison.times.begun[run]._replace(at=then)
+
+    begun(255)
+    assert not comparison.holds(final[0], long, [last])  # nobody knows when it ends
+    comparison.times.pace.learn("wide_resnet20", "pcn-planner", Taken(120.0, 7.0))
+    comparison.times.pace.learn("wide_resnet20", "narrow", Taken(100.0, 5.0))
+    assert all(comparison.holds(each, long, [last]) for each in final)  # five seconds before the end
+    assert not comparison.holds(final[0], beside, [last])  # which is as much wanted
+    assert not comparison.holds(long, final[0], [last])
+    assert not comparison.holds(final[0], long, [])  # it has failed, and nobody does it
+    comparison.times.deadline = time.time() + 500
+    assert not comparison.holds(final[0], long, [last])  # there is no time for it
+    comparison.times.deadline = math.inf
+    begun(0)
+    assert not comparison.holds(final[0], long, [last])  # 260 seconds, where the other takes 1010
+    begun(260 + 255)
+    assert not comparison.holds(final[0], long, [last])  # overdue: it may never end
+
+
 def test_start_and_epochs_are_told_apart_and_known_to_the_next_driver(comparison: Any) -> None:
     from peers.comparison import Comparison
 

@@ -128,6 +128,48 @@ def test_what_does_not_fit_into_the_time_lets_others_go_first_and_is_named() -> 
     assert answers == {1.0: 1.0}
 
 
+@pytest.mark.parametrize(("held", "order"), [(True, "running first last"), (False, "running last first")])
+def test_a_place_is_kept_for_an_earlier_item_that_is_about_to_be_ready(held: bool, order: str) -> None:
+    from processes import Undone, run_each
+
+    started, answers = list[str](), dict[str, Any]()
+
+    def work(item: str) -> Any:
+        started.append(item)
+        return time.sleep, 1.0 if item == "running" else 0.0
+
+    undone = run_each(
+        ["first", "running", "last"],
+        work,
+        answers.__setitem__,
+        together=2,
+        ready=lambda item, running: item != "first" or "running" in answers,
+        holds=lambda earlier, item, running: held and (earlier, item) == ("first", "last") and "running" in running,
+    )
+    assert undone == Undone()
+    assert started == order.split()
+
+
+def test_no_more_places_are_kept_than_earlier_items_hold() -> None:
+    from processes import run_each
+
+    started, answers = list[str](), dict[str, Any]()
+
+    def work(item: str) -> Any:
+        started.append(item)
+        return time.sleep, 1.0 if item == "running" else 0.0
+
+    run_each(
+        ["first", "running", "second", "third"],
+        work,
+        answers.__setitem__,
+        together=3,
+        ready=lambda item, running: item != "first" or "running" in answers,
+        holds=lambda earlier, item, running: earlier == "first" and "running" in running,
+    )
+    assert started == ["running", "second", "third", "first"]
+
+
 @pytest.mark.parametrize("reuse", [False, True])
 def test_work_that_cannot_be_sent_costs_no_other(reuse: bool, capfd: pytest.CaptureFixture[str]) -> None:
     from processes import run_each
