@@ -6,6 +6,7 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -217,6 +218,7 @@ def _end(worker: _Worker[Any], within_s: float) -> None:
 
 def _serve(connection: Connection) -> None:
     """Do what is asked for until nobody asks any more; work that fails says why and is answered with nothing."""
+    threading.Thread(target=_end_with_driver, daemon=True).start()
     faulthandler.register(signal.SIGUSR1)  # a run that seems to stand still says where it is: kill -USR1 PID
     with suppress(EOFError):
         while True:
@@ -227,3 +229,11 @@ def _serve(connection: Connection) -> None:
                 traceback.print_exc()
                 answers = []
             connection.send(answers)
+
+
+def _end_with_driver() -> None:
+    """End this process when the one that started it is gone, however that came: it would keep its run's folder."""
+    driver = multiprocessing.parent_process()
+    if driver is not None:
+        wait([driver.sentinel])
+        os._exit(1)

@@ -1,8 +1,10 @@
 """What tests have other processes do: these import it by this name, which a test's own module does not have there."""
 
 import os
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -18,3 +20,16 @@ def lingers(_: Any) -> int:
     """Leave something behind that keeps the process from ending."""
     threading.Thread(target=time.sleep, args=(60,)).start()
     return os.getpid()
+
+
+def says_its_number_and_stays(file: Path) -> None:
+    file.write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def drives(file: Path) -> None:
+    """Have a process of its own say its number and stay."""
+    sys.path.append(str(Path(__file__).parents[1] / "experiments"))
+    from processes import run_each
+
+    run_each([file], lambda item: (says_its_number_and_stays, item), lambda item, answer: None)

@@ -1,13 +1,17 @@
 """Runs in processes of their own: none costs another anything, whatever happens to it."""
 
 import math
+import multiprocessing
 import os
+import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from child_work import killed, lingers, own_number
+from child_work import drives, killed, lingers, own_number
 
 
 def is_there(process: int) -> bool:
@@ -16,6 +20,13 @@ def is_there(process: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def comes_true(found: Callable[[], Any], within_s: float = 60) -> bool:
+    deadline = time.time() + within_s
+    while not found() and time.time() < deadline:
+        time.sleep(0.1)
+    return bool(found())
 
 
 def test_each_run_has_a_process_of_its_own_and_waits_for_others(capfd: pytest.CaptureFixture[str]) -> None:
@@ -202,6 +213,18 @@ def test_a_process_that_takes_too_long_is_ended() -> None:
     begin = time.time()
     assert run_each([600.0], lambda item: (time.sleep, item), pytest.fail, limit_s=0.5).failed == [600.0]
     assert time.time() - begin < 300
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_the_one_that_started_them(by: int, tmp_path: Path) -> None:
+    file = tmp_path / "number"
+    driver = multiprocessing.get_context("spawn").Process(target=drives, args=(file,))
+    driver.start()
+    assert comes_true(lambda: file.exists() and file.read_text())
+    os.kill(driver.pid, by)
+    driver.join(30)
+    assert driver.exitcode == -by
+    assert comes_true(lambda: not is_there(int(file.read_text())))
 
 
 def test_nothing_starts_after_the_deadline() -> None:
