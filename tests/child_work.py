@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pcn.errors import ConfigError
+
 
 def killed(signal: int) -> None:
     os.kill(os.getpid(), signal)
@@ -33,3 +35,17 @@ def drives(file: Path) -> None:
     from processes import run_each
 
     run_each([file], lambda item: (says_its_number_and_stays, item), lambda item, answer: None)
+
+
+def fails_at_first(file: Path) -> str:
+    """Fail once; the file says whether that has been."""
+    if not file.exists():
+        file.touch()
+        raise RuntimeError("this is the first time")
+    return "done"
+
+
+def wants_a_package(file: Path) -> None:
+    with file.open("a") as opened:
+        opened.write("asked\n")
+    raise ConfigError("a package is missing: install it")

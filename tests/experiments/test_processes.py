@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from child_work import drives, killed, lingers, own_number
+from child_work import drives, fails_at_first, killed, lingers, own_number, wants_a_package
 
 
 def is_there(process: int) -> bool:
@@ -213,6 +213,41 @@ def test_a_process_that_takes_too_long_is_ended() -> None:
     begin = time.time()
     assert run_each([600.0], lambda item: (time.sleep, item), pytest.fail, limit_s=0.5).failed == [600.0]
     assert time.time() - begin < 300
+
+
+def test_what_fails_is_tried_once_more_before_later_work(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from processes import Undone, run_each
+
+    answers: dict[str, Any] = {}
+    work = {"first": (fails_at_first, tmp_path / "tried"), "wrong": (math.sqrt, -1.0), "later": (abs, -1)}
+    assert run_each(list(work), work.__getitem__, answers.__setitem__) == Undone(failed=["wrong"])
+    assert list(answers.items()) == [("first", "done"), ("later", 1)]
+    said = capfd.readouterr()
+    assert "first has failed: it is tried once more" in said.out
+    assert said.err.count("ValueError") == 2
+
+
+def test_what_the_user_has_to_mend_is_not_tried_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from processes import Undone, run_each
+
+    file = tmp_path / "tried"
+    assert run_each([file], lambda item: (wants_a_package, item), pytest.fail) == Undone(failed=[file])
+    assert file.read_text() == "asked\n"
+    assert "install it" in capfd.readouterr().err
+
+
+def test_what_has_failed_and_finds_no_time_to_be_tried_again_has_failed(capfd: pytest.CaptureFixture[str]) -> None:
+    from processes import Undone, run_each
+
+    started: list[float] = []
+
+    def work(item: float) -> Any:
+        started.append(item)
+        return math.sqrt, item
+
+    undone = run_each([-1.0], work, pytest.fail, fits=lambda item, running: not started)
+    assert undone == Undone(failed=[-1.0])
+    assert started == [-1.0]
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
