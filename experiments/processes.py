@@ -50,15 +50,16 @@ def run_each(
     fits: Callable[[Item, Sequence[Item]], bool] = lambda item, running: True,
     holds: Callable[[Item, Item, Sequence[Item]], bool] = lambda earlier, item, running: False,
     reuse: Callable[[Item], bool] = lambda item: False,
+    stuck: Callable[[Item], bool] = lambda item: False,
 ) -> Undone[Item]:
     """Do every item once it is ``ready``, in this order where possible; return what was not done.
 
     ``done`` gets what the work of an item returned; ``ready`` and ``fits`` are asked with the items that are running.
     An item that does not fit into the time lets others go first, but each earlier one that ``holds`` a free place
     against an item keeps it. A process does one item, or several of those to ``reuse`` it, which suits short ones.
-    Nothing starts after ``until`` (as of time.time()), and a process that takes longer than its limit for an item, or
-    far beyond that, is ended. What fails is tried once more, before others, unless it would fail again: because of what
-    the user has given, or because it takes too long.
+    Nothing starts after ``until`` (as of time.time()). A process that takes longer than its limit for an item, or far
+    beyond that, is ended, and so is one whose item is ``stuck``. What fails is tried once more, before others, unless
+    it would fail again: because of what the user has given, or because it takes too long.
     """
     pool = _Pool[Item](SIDE_BY_SIDE if together > 1 else {})
     waiting, failed, again = list(items), list[Item](), list[Item]()
@@ -80,7 +81,7 @@ def run_each(
                 pool.dismiss()
             if not pool.busy:
                 break
-            for item, answer in pool.finished():
+            for item, answer in pool.finished(stuck):
                 if answer.done and _told(done, item, answer.value):
                     continue
                 if answer.final or item in again:
@@ -146,19 +147,19 @@ class _Pool(Generic[Item]):
             traceback.print_exc()
             worker.process.kill()
 
-    def finished(self) -> list[tuple[Item, _Answer]]:
+    def finished(self, stuck: Callable[[Item], bool]) -> list[tuple[Item, _Answer]]:
         """The items that were finished within about a second, each with what came of it."""
         wait([each for worker in self.busy for each in (worker.connection, worker.process.sentinel)], timeout=1)
         found = []
         for worker in list(self.busy):
-            answer = self._heard(worker)
+            answer = self._heard(worker, stuck)
             if answer is not None:
                 self.busy.remove(worker)
                 found.append((worker.item, answer))
         self._reap()
         return found
 
-    def _heard(self, worker: _Worker[Item]) -> _Answer | None:
+    def _heard(self, worker: _Worker[Item], stuck: Callable[[Item], bool]) -> _Answer | None:
         """What a process has answered, or that it has failed; None for one that is still at work."""
         try:
             if worker.connection.poll():
@@ -176,11 +177,12 @@ class _Pool(Generic[Item]):
         if not worker.process.is_alive():  # what it has started may still hold the connection
             print(f"{worker.item} ended with {worker.process.exitcode}", flush=True)
             return _Answer()
-        if time.time() < worker.until:
+        late = time.time() >= worker.until
+        if not late and not stuck(worker.item):
             return None
-        print(f"{worker.item} is stopped: it ran longer than it may", flush=True)
+        print(f"{worker.item} is stopped: it {'ran longer than it may' if late else 'stands still'}", flush=True)
         _end(worker, 0)
-        return _Answer(final=True)
+        return _Answer(final=late)
 
     def dismiss(self) -> None:
         """Let processes go that have nothing to do, with the memory that they hold."""

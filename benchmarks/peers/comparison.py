@@ -75,6 +75,7 @@ class Comparison:
             fits=self.fits,
             holds=self.holds,
             reuse=lambda each: not self.options.solo and not PARENTS[each.parent].compiled,
+            stuck=lambda each: self.times.stuck(each, self.folder(each) / METRICS),
         )
         for line in _not_started(undone.late):
             print(line, flush=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from peers.pace import Pace, Taken
 
+STILL_S, STILL_EPOCHS = 240.0, 10  # without a word from a run, whichever is longer: compiling may take minutes
 SOON = 0.25  # of the time that another run would take
 
 Item = TypeVar("Item")
@@ -68,6 +70,14 @@ class Timetable(Generic[Item]):
         """When a run that has begun may end, from now on; less than 0 where it should have."""
         usual, begun = self.pace.usual(*self.kind(item)), self.begun[item]
         return None if usual is None else begun.at + usual.seconds(begun.epochs) - time.time()
+
+    def stuck(self, item: Item, metrics: Path) -> bool:
+        """Whether a run has written no metrics for longer than it can take; not where nobody knows what that is."""
+        usual = self.pace.usual(*self.kind(item))
+        if usual is None:
+            return False
+        last = max(self.begun[item].at, metrics.stat().st_mtime if metrics.exists() else 0.0)
+        return time.time() - last > max(STILL_S, STILL_EPOCHS * usual.epoch_s)
 
     def fits(self, item: Item, running: Sequence[Item], ready: Iterable[Item]) -> bool:
         """Whether a run that is ready can end in time.

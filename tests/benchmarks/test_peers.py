@@ -482,6 +482,27 @@ def test_a_place_is_kept_for_final_runs_whose_grid_is_about_to_end(comparison: A
     assert not comparison.holds(final[0], long, [last])  # overdue: it may never end
 
 
+def test_a_run_that_says_nothing_for_long_stands_still(comparison: Any, tmp_path: Path) -> None:
+    from peers.pace import Taken
+
+    ours, metrics, times = a_run("narrow"), tmp_path / "metrics.jsonl", comparison.times
+    metrics.touch()
+    os.utime(metrics, (0, 0))  # what an earlier process wrote says nothing
+    comparison.results.grid.records.append(GRID | {"method": "narrow"})
+    times.begin(ours)
+    assert not times.stuck(ours, metrics)
+    times.begun[ours] = times.begun[ours]._replace(at=time.time() - 250)
+    assert not times.stuck(ours, metrics)  # nobody knows how long an epoch takes
+    times.pace.learn("tiny", "narrow", Taken(100.0, 7.0))
+    assert times.stuck(ours, metrics)
+    os.utime(metrics)
+    assert not times.stuck(ours, metrics)
+    os.utime(metrics, (0, 0))
+    for _ in range(5):
+        times.pace.learn("tiny", "narrow", Taken(100.0, 60.0))
+    assert not times.stuck(ours, metrics)  # epochs are long
+
+
 def test_start_and_epochs_are_told_apart_and_known_to_the_next_driver(comparison: Any) -> None:
     from peers.comparison import Comparison
 

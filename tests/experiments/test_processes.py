@@ -250,6 +250,23 @@ def test_what_has_failed_and_finds_no_time_to_be_tried_again_has_failed(capfd: p
     assert started == [-1.0]
 
 
+def test_what_is_stuck_is_ended_and_tried_once_more(capsys: pytest.CaptureFixture[str]) -> None:
+    from processes import Undone, run_each
+
+    answers: dict[str, Any] = {}
+    seconds = {"stuck": [600.0, 0.0], "slow": [2.0]}
+    undone = run_each(
+        list(seconds),
+        lambda item: (time.sleep, seconds[item].pop(0)),
+        answers.__setitem__,
+        together=2,
+        stuck=lambda item: item == "stuck" and len(seconds[item]) == 1,
+    )
+    assert undone == Undone()
+    assert answers == {"stuck": None, "slow": None}
+    assert "stuck is stopped: it stands still\nstuck has failed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
 def test_processes_end_with_the_one_that_started_them(by: int, tmp_path: Path) -> None:
     file = tmp_path / "number"
