@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,19 @@ import torch
 
 from pcn.errors import ConfigError
 from pcn.training.run_folder import METRICS, parse_metrics
-from peers.methods import NEEDS_PLAN, forks, make_switch, settings, switches
-from peers.one_run import OUTCOME, TIMED_EPOCHS, Job, diverged, folder_name, kept_plan, origin, run, trunk_name
+from peers.methods import NEEDS_PLAN, forks, make_switch, missing_package, settings, switches
+from peers.one_run import (
+    OUTCOME,
+    TIMED_EPOCHS,
+    Job,
+    check_data,
+    diverged,
+    folder_name,
+    kept_plan,
+    origin,
+    run,
+    trunk_name,
+)
 from peers.order import Run, grid_runs, piece_number
 from peers.pace import FILE, Pace, way
 from peers.parents import PARENTS
@@ -59,9 +70,11 @@ class Comparison:
 
     def do(self, runs: Sequence[Run]) -> str | None:
         """Do the runs that are left, as far as there is time; return what went wrong, if anything did."""
-        left = self.left(runs)
+        left = self.possible(self.left(runs))
         self.to_do = set(left)
         unknown = sum(run.point is None and self.results.find(run) is None for run in runs)
+        if left:
+            check_data(PARENTS[left[0].parent].recipe(0, 1, self.options.data))
         if self.options.solo and unknown:
             print(f"{unknown} runs have no accuracy yet: they are timed once they have", flush=True)
         undone = run_each(
@@ -77,9 +90,17 @@ class Comparison:
             reuse=lambda each: not self.options.solo and not PARENTS[each.parent].compiled,
             stuck=lambda each: self.times.stuck(each, self.folder(each) / METRICS),
         )
-        for line in _not_started(undone.late):
-            print(line, flush=True)
+        _say_not_started(undone.late, "for want of time")
         return self.complaint(undone)
+
+    def possible(self, runs: Sequence[Run]) -> list[Run]:
+        """The runs that nothing is missing for; the others are named."""
+        packages = {method: missing_package(method) for method in dict.fromkeys(run.method for run in runs)}
+        for method, package in packages.items():
+            if package is not None:
+                without = [run for run in runs if run.method == method]
+                _say_not_started(without, f"as a package is missing: pip install {package}")
+        return [run for run in runs if packages[run.method] is None]
 
     def complaint(self, undone: Undone[Run]) -> str | None:
         """What a person has to look into: runs that failed, and those that wait for what nobody is going to do."""
@@ -226,13 +247,11 @@ def attempt(job: Job) -> dict[str, Any] | None:
         return {**dict.fromkeys(OUTCOME), **origin(job), "plan": kept_plan(job), "epoch_seconds": None}
 
 
-def _not_started(late: Sequence[Run]) -> Iterator[str]:
-    """Say which runs there was no time for."""
-    if late:
-        yield f"{len(late)} runs are not started, for want of time:"
-        yield from (f"  {each}" for each in late[:NAMED])
-    if len(late) > NAMED:
-        yield f"  and {len(late) - NAMED} more"
+def _say_not_started(runs: Sequence[Run], why: str) -> None:
+    """Name runs that are left out."""
+    if runs:
+        more = [f"and {len(runs) - NAMED} more"] if len(runs) > NAMED else []
+        print(f"{len(runs)} runs are not started, {why}:", *runs[:NAMED], *more, sep="\n  ", flush=True)
 
 
 def _untimed(record: dict[str, Any]) -> bool:

@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 
 from pcn.costs.count import flops_per_sample
-from pcn.errors import ConfigError
+from pcn.errors import ConfigError, DataError
 from pcn.training import RunFolder, Settings, Trainer, load_data, world
 from pcn.training.meter import plus
 from pcn.training.state import take
@@ -50,6 +50,14 @@ OUTCOME = (  # what is measured of a run
     "switch_seconds",
     "peak_mib",
 )
+
+
+def check_data(settings: Settings) -> None:
+    """Read the data once before many processes do, and end with one sentence where they are not there."""
+    try:
+        load_data(settings, torch.device("cpu"), torch.float32)
+    except DataError as error:
+        raise SystemExit(f"--data: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -413,6 +413,28 @@ def test_runs_that_wait_for_what_is_not_there_are_named(comparison: Any) -> None
     assert comparison.complaint(Undone(failed=[ours])) == f"1 runs failed, such as {ours}"
 
 
+def test_a_method_whose_package_is_missing_is_left_out_and_named(
+    comparison: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from peers.methods import PACKAGES
+
+    monkeypatch.setitem(PACKAGES, "narrow", "no_such_package")
+    runs = [a_run("narrow", epochs=epochs) for epochs in range(2, 14)]
+    assert comparison.do(runs) is None  # nothing has failed
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "12 runs are not started, as a package is missing: pip install no-such-package:"
+    assert said[1:] == [*(f"  {run}" for run in runs[:10]), "  and 2 more"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_data_that_are_not_there_are_missed_once(comparison: Any, tmp_path: Path, there: bool) -> None:
+    from peers.order import grid_runs
+
+    comparison.options.data = tmp_path if there else tmp_path / "elsewhere"
+    with pytest.raises(SystemExit, match=r"^--data: .* does not hold CIFAR-10"):
+        comparison.do(grid_runs("narrow", "wide_resnet20"))
+
+
 def test_a_plan_of_a_run_that_diverges_is_not_asked_for_again(comparison: Any, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("_diverges")
     do(comparison, "pcn-planner")
