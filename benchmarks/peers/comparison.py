@@ -183,7 +183,7 @@ class Comparison:
             trunk=trunk,
             leaves={} if trunk is None else {PARENTS[run.parent].switch(run.epochs): trunk},
             make_switch=make_switch(run.method, run.target),
-            keeps_plan=makes_plan(run),
+            keeps_plan=makes_plan(run) and not options.solo,  # others are built from the first
             solo=options.solo,
             whole_epochs=run.epochs,
             reads_test=run.point is None and record is None,  # of a run that is done again it was read before

@@ -224,6 +224,7 @@ def test_a_solo_pass_adds_times_and_reads_no_test_set(comparison: Any) -> None:
     assert comparison.left([ours]) == [ours]
     job = comparison.job(ours)
     assert not job.reads_test
+    assert not job.keeps_plan
     measured = run(job)
     assert measured["train_seconds"] > measured["switch_seconds"] > 0  # which is part of it
     comparison.finished(ours, measured)
@@ -373,6 +374,18 @@ def test_plans_that_two_processes_keep_are_both_there(tmp_path: Path, tiny_paren
     first.add(a_run("pcn-planner"), '{"a": 1}')
     second.add(a_run("pcn-planner", epochs=3), '{"a": 2}')
     assert sorted(plan["a"] for plan in Plans(first.path).known.values()) == [1, 2]
+
+
+def test_a_plan_that_is_there_stays(tmp_path: Path, tiny_parent: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from peers.plans import Plans
+
+    plans = Plans(tmp_path / "plans.json")
+    plans.add(a_run("pcn-planner"), '{"a": 1}')
+    plans.add(a_run("pcn-planner"), '{"a": 1}')
+    assert not capsys.readouterr().out
+    plans.add(a_run("pcn-planner"), '{"a": 2}')
+    assert [*plans.known.values()] == [*Plans(plans.path).known.values()] == [{"a": 1}]
+    assert "has made another plan than" in capsys.readouterr().out
 
 
 def test_a_plan_that_is_lost_is_made_again_where_it_is_needed(comparison: Any, capsys: Any) -> None:
