@@ -33,11 +33,18 @@ def select(results: Results, parent: str, target: int, epochs: int) -> dict[str,
     found: dict[str, list[Record]] = {}
     for record in results.final.records:
         same = record["parent"] == parent and record["epochs"] == epochs
-        near = record["method"] == "parent" or record["target"] == target
+        near = record["method"] == "parent" or record.get("target") == target
         if same and near:
             found.setdefault(record["method"], []).append(record)
     own = any(method != "parent" for method in found) or target == PARENTS[parent].sizes[0]
     return {method: found[method] for method in METHODS if method in found} if own else {}
+
+
+def drawn(results: Results) -> list[tuple[str, int]]:
+    """The parents and lengths that have runs with an accuracy at a size that is compared."""
+    known = (record for record in results.final.records if record["test_accuracy"] is not None)
+    sized = (record for record in known if record.get("target") in PARENTS[record["parent"]].sizes)
+    return list(dict.fromkeys((record["parent"], record["epochs"]) for record in sized))
 
 
 def final_table(results: Results, parent: str, target: int, epochs: int) -> str:
@@ -72,10 +79,16 @@ def _row(method: str, found: dict[str, list[Record]]) -> list[str]:
 
 
 def _difference(method: str, other: str, found: dict[str, list[Record]]) -> str:
-    """How much better one is than the other on the same seeds; blank where that cannot be said."""
-    mine, theirs = (by_seed(found.get(each, [])) for each in (method, other))
-    difference = None if method == other else paired_difference(mine, theirs)
-    return "" if difference is None else str(difference)
+    """How much better one is than the other on the same seeds, over how many where they have more runs.
+
+    Blank where that cannot be said.
+    """
+    runs, others = (found.get(each, []) for each in (method, other))
+    difference = None if method == other else paired_difference(by_seed(runs), by_seed(others))
+    if difference is None:
+        return ""
+    some = 1 < difference.pairs < max(len(runs), len(others))
+    return f"{difference}, {difference.pairs} pairs" if some else str(difference)
 
 
 def grid_table(results: Results) -> str | None:
@@ -87,8 +100,9 @@ def grid_table(results: Results) -> str | None:
             if point is not None:
                 runs = [r for r in results.grid.records if (r["method"], r["parent"]) == (method, parent)]
                 values = column(runs, "validation_accuracy")
-                spread = [f"{max(values):.2f}", f"{min(values):.2f}", str(len(runs) - len(values))]
-                rows.append([parent, method, f"{point.learning_rate:g}", f"{point.weight_decay:g}", *spread])
+                spread = [f"{max(values):.2f}", f"{min(values):.2f}"] if values else ["", ""]
+                rates = [f"{point.learning_rate:g}", f"{point.weight_decay:g}"]
+                rows.append([parent, method, *rates, *spread, str(len(runs) - len(values))])
     head = [
         "parent",
         "method",
