@@ -18,7 +18,7 @@ from records import Records
 
 def parts(folder: Path) -> dict[str, str]:
     """What the documentation takes from the results: nothing in the place of those that are not in this folder."""
-    results, search = Results(folder), Records(folder / "planner_search.json")
+    results, search = Results(folder), Records(folder / planner_search.RECORDS)
     made: dict[str, str] = {}
     if results.final.path.exists() or results.grid.path.exists():
         made["comparison"] = comparison_part(results)

@@ -12,33 +12,20 @@ from typing import Any
 
 import torch
 
-from pcn.errors import ConfigError
-from pcn.training.run_folder import METRICS, parse_metrics
+from pcn.training.run_folder import METRICS
 from peers.methods import NEEDS_PLAN, forks, make_switch, missing_package, settings, switches
-from peers.one_run import (
-    OUTCOME,
-    TIMED_EPOCHS,
-    Job,
-    check_data,
-    diverged,
-    folder_name,
-    kept_plan,
-    origin,
-    run,
-    trunk_name,
-)
+from peers.one_run import TIMED_EPOCHS, Job, attempt, check_data, epochs_seen, folder_name, trunk_name
 from peers.order import Run, grid_runs, piece_number
 from peers.pace import FILE, Pace, way
 from peers.parents import PARENTS
 from peers.plans import makes_plan, planner_run
 from peers.results import Results
-from peers.timetable import Timetable
+from peers.timetable import Timetable, say_not_started
 from processes import Undone, Work, run_each
 
 # Epochs: in a shorter run, making the fused kernels takes longer than they save. Runs that share a GPU are not fused:
 # some that were have stood still after their switch, perhaps in the compiler (pcn.kernels.inductor).
 FUSED_FROM = 182
-NAMED = 10  # runs that are named where many have not started
 
 
 class Comparison:
@@ -90,7 +77,7 @@ class Comparison:
             reuse=lambda each: not self.options.solo and not PARENTS[each.parent].compiled,
             stuck=lambda each: self.times.stuck(each, self.folder(each) / METRICS),
         )
-        _say_not_started(undone.late, "for want of time")
+        say_not_started(undone.late, "for want of time")
         return self.complaint(undone)
 
     def possible(self, runs: Sequence[Run]) -> list[Run]:
@@ -99,7 +86,7 @@ class Comparison:
         for method, package in packages.items():
             if package is not None:
                 without = [run for run in runs if run.method == method]
-                _say_not_started(without, f"as a package is missing: pip install {package}")
+                say_not_started(without, f"as a package is missing: pip install {package}")
         return [run for run in runs if packages[run.method] is None]
 
     def complaint(self, undone: Undone[Run]) -> str | None:
@@ -159,9 +146,8 @@ class Comparison:
         folder, trunk, epochs = self.folder(run), self.trunk(run), self.epochs(run)
         if self.options.solo:
             return epochs
-        if any((folder / "checkpoints").glob("*.pt")):
-            seen = parse_metrics((folder / METRICS).read_text())
-            return epochs - max((record["epoch"] for record in seen if record["event"] == "epoch"), default=0)
+        if seen := epochs_seen(folder):
+            return epochs - seen
         if switches(run.method) and trunk is not None and trunk.exists():
             return epochs - PARENTS[run.parent].switch(run.epochs)
         return epochs
@@ -235,23 +221,6 @@ class Comparison:
         known = "diverged" if measured["validation_accuracy"] is None else "timed" if self.options.solo else "planned"
         shown = known if accuracy is None else f"{accuracy:.2f}%"
         print(f"{run}: {shown}, {len(self.to_do)} left, {time.time() - self.times.start:.0f} s", flush=True)
-
-
-def attempt(job: Job) -> dict[str, Any] | None:
-    """Do a run; of one that diverges nothing is known but that, and one that is only timed again has failed."""
-    try:
-        return run(job)
-    except ConfigError as error:
-        if not diverged(error) or job.solo:
-            raise
-        return {**dict.fromkeys(OUTCOME), **origin(job), "plan": kept_plan(job), "epoch_seconds": None}
-
-
-def _say_not_started(runs: Sequence[Run], why: str) -> None:
-    """Name runs that are left out."""
-    if runs:
-        more = [f"and {len(runs) - NAMED} more"] if len(runs) > NAMED else []
-        print(f"{len(runs)} runs are not started, {why}:", *runs[:NAMED], *more, sep="\n  ", flush=True)
 
 
 def _untimed(record: dict[str, Any]) -> bool:

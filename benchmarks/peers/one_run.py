@@ -24,6 +24,7 @@ from pcn.costs.count import flops_per_sample
 from pcn.errors import ConfigError, DataError
 from pcn.training import RunFolder, Settings, Trainer, load_data, world
 from pcn.training.meter import plus
+from pcn.training.run_folder import METRICS, parse_metrics
 from pcn.training.state import take
 from pcn.training.step import training_dtype
 from pcn.whole_files import write_whole
@@ -124,6 +125,24 @@ def run(job: Job) -> Record | None:
             return None
         own = {"plan": kept_plan(job), "epochs_trained": len(ends), "epoch_seconds": usual_gap(ends)}
         return {**measured(job, trainer, result, seen), **origin(job), **own}
+
+
+def attempt(job: Job) -> Record | None:
+    """Do a run; of one that diverges nothing is known but that, and one that is only timed again has failed."""
+    try:
+        return run(job)
+    except ConfigError as error:
+        if not diverged(error) or job.solo:
+            raise
+        return {**dict.fromkeys(OUTCOME), **origin(job), "plan": kept_plan(job), "epoch_seconds": None}
+
+
+def epochs_seen(folder: Path) -> int:
+    """How far a run with a checkpoint has come."""
+    if not any((folder / "checkpoints").glob("*.pt")):
+        return 0
+    seen = parse_metrics((folder / METRICS).read_text())
+    return max((record["epoch"] for record in seen if record["event"] == "epoch"), default=0)
 
 
 def usual_gap(times: Sequence[float]) -> float | None:

@@ -61,20 +61,19 @@ def final_table(results: Results, parent: str, target: int, epochs: int) -> str:
 def _row(method: str, found: dict[str, list[Record]]) -> list[str]:
     runs = found[method]
     accuracies = column(runs, "test_accuracy")
-    diverged = len(runs) - len(accuracies)
     return [
         method,
-        f"{len(runs)}, {diverged} diverged" if diverged else str(len(runs)),
-        _shown(runs, "trainable_params", 1, ",.0f"),
-        _shown(runs, "total_params", 1, ",.0f"),
-        _shown(runs, "flops_per_sample", 1e6, ".0f"),
-        _shown(runs, "test_accuracy", 1, ".2f"),
+        counted(runs, "test_accuracy"),
+        shown(runs, "trainable_params", 1, ",.0f"),
+        shown(runs, "total_params", 1, ",.0f"),
+        shown(runs, "flops_per_sample", 1e6, ".0f"),
+        shown(runs, "test_accuracy", 1, ".2f"),
         f"{min(accuracies):.2f} to {max(accuracies):.2f}" if len(accuracies) > 1 else "",
         _difference(method, INSTEAD, found),
         _difference(OURS, method, found),
-        _shown(runs, "train_seconds", 1, ".0f"),
-        _shown(runs, "energy_j", 1000, ".1f"),
-        _shown([run for run in runs if "timed_epochs" in run], "peak_mib", 1, ".0f"),  # earlier ones hold the data too
+        shown(runs, "train_seconds", 1, ".0f"),
+        shown(runs, "energy_j", 1000, ".1f"),
+        shown([run for run in runs if "timed_epochs" in run], "peak_mib", 1, ".0f"),  # earlier ones hold the data too
     ]
 
 
@@ -130,6 +129,13 @@ def mean(runs: list[Record], name: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _shown(runs: list[Record], name: str, unit: float, form: str) -> str:
+def counted(runs: list[Record], accuracy: str) -> str:
+    """How many runs there are, and how many of them have diverged."""
+    diverged = len(runs) - len(column(runs, accuracy))
+    return f"{len(runs)}, {diverged} diverged" if diverged else str(len(runs))
+
+
+def shown(runs: list[Record], name: str, unit: float, form: str) -> str:
+    """The mean in another unit, blank where none is known."""
     value = mean(runs, name)
     return "" if value is None else format(value / unit, form)

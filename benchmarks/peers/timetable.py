@@ -12,6 +12,7 @@ from peers.pace import Pace, Taken
 
 STILL_S, STILL_EPOCHS = 240.0, 10  # without a word from a run, whichever is longer: compiling may take minutes
 SOON = 0.25  # of the time that another run would take
+NAMED = 10  # runs that are named where many have not started
 
 Item = TypeVar("Item")
 
@@ -94,3 +95,10 @@ class Timetable(Generic[Item]):
             return epochs <= min(beside)
         untried = (each for each in ready if each not in self.begun)
         return all(epochs <= self.epochs_left(each) for each in untried if self.kind(each)[0] == network)
+
+
+def say_not_started(runs: Sequence[Any], why: str) -> None:
+    """Name runs that are left out."""
+    if runs:
+        more = [f"and {len(runs) - NAMED} more"] if len(runs) > NAMED else []
+        print(f"{len(runs)} runs are not started, {why}:", *runs[:NAMED], *more, sep="\n  ", flush=True)
