@@ -25,7 +25,7 @@ import torch
 
 from pcn.training import Settings
 from pcn.training.run_folder import METRICS
-from peers import RESULTS
+from peers import RESULTS, folder
 from peers.arms import ARMS, GROUPS, UNSWITCHED
 from peers.late_changes import EPOCHS, scaled
 from peers.one_run import UNWATCHED, Job, attempt, check_data, epochs_seen, folder_name, trunk_name
@@ -231,7 +231,7 @@ def main() -> None:
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with CIFAR-10's binary version")
+    parser.add_argument("--data", type=folder, help="folder with CIFAR-10's binary version")
     parser.add_argument("--arms", nargs="+", choices=[*ARMS, *GROUPS], default=list(ARMS), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, metavar="SEED")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="another length scales the whole schedule")
@@ -239,8 +239,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS")
     parser.add_argument("--eager", action="store_true", help="do not compile the training step")
     parser.add_argument("--table", action="store_true", help="print the results")
-    parser.add_argument("--work", type=Path, default=Path("runs/planner_search"), help="folder for checkpoints")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for results")
+    parser.add_argument("--work", type=folder, default="runs/planner_search", help="folder for checkpoints")
+    parser.add_argument("--results", type=folder, default=RESULTS, help="folder for results")
     return parser
 
 

@@ -3,10 +3,15 @@
 import sys
 from pathlib import Path
 
-BENCHMARKS = Path(__file__).parents[1]
+BENCHMARKS = Path(__file__).resolve().parents[1]
 RESULTS = BENCHMARKS / "results"
 
 # Results are kept, and the paper's recipes written, where the experiments have theirs.
 for folder in (BENCHMARKS, BENCHMARKS.parent / "experiments"):
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
+
+
+def folder(path: str) -> Path:
+    """A folder that was given, by one name however it is spelt: a run is taken up again only with the same settings."""
+    return Path(path).resolve()

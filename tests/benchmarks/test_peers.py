@@ -599,6 +599,21 @@ def test_short_runs_are_not_compiled_and_reuse_their_process(comparison: Any, mo
     assert not asked["reuse"](conv4)
 
 
+@pytest.mark.parametrize("script", ["peers.py", "planner_search.py"])
+def test_a_folder_is_the_same_however_it_is_spelt(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import runpy
+
+    arguments = runpy.run_path(str(ROOT / "benchmarks" / script))["arguments"]
+    monkeypatch.chdir(tmp_path)
+
+    def given(data: str, results: str) -> Any:
+        return arguments().parse_args(["--data", data, "--results", results])
+
+    one, other = given("cifar", "../results"), given(f"{tmp_path}/x/../cifar", str(tmp_path.parent / "results"))
+    assert (one.data, one.results) == (other.data, other.results) == (tmp_path / "cifar", tmp_path.parent / "results")
+    assert one.work.is_absolute()
+
+
 def test_a_list_that_nobody_reads_to_its_end_ends_quietly(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "peers.py"), "--data", ".", "--list", "--results", "none"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True) as listing:
