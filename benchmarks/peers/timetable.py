@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from peers.pace import Pace, Taken
 
-STILL_S, STILL_EPOCHS = 240.0, 10  # without a word from a run, whichever is longer: compiling may take minutes
+STILL_S, STILL_EPOCHS = 240.0, 10  # without a word from a run: the start and so many epochs, but at least so long
 SOON = 0.25  # of the time that another run would take
 NAMED = 10  # runs that are named where many have not started
 
@@ -78,7 +78,7 @@ class Timetable(Generic[Item]):
         if usual is None:
             return False
         last = max(self.begun[item].at, metrics.stat().st_mtime if metrics.exists() else 0.0)
-        return time.time() - last > max(STILL_S, STILL_EPOCHS * usual.epoch_s)
+        return time.time() - last > max(STILL_S, usual.seconds(STILL_EPOCHS))
 
     def fits(self, item: Item, running: Sequence[Item], ready: Iterable[Item]) -> bool:
         """Whether a run that is ready can end in time.
