@@ -65,18 +65,11 @@ def run_each(
     waiting, failed, again = list(items), list[Item](), list[Item]()
     try:
         while True:
-            passed = list[Item]()
-            for item in list(waiting):
-                running = [each.item for each in pool.busy]
-                free = together - len(running)
-                if not free or time.time() >= until:
-                    break
-                kept = (each for each in passed if holds(each, item, running))
-                if ready(item, running) and fits(item, running) and len(list(islice(kept, free))) < free:
-                    waiting.remove(item)
-                    pool.begin(item, work(item), min(time.time() + limit_s, until + GRACE_S), reuse(item))
-                else:
-                    passed.append(item)
+            while (
+                item := _next(waiting, pool.items, together, ready, fits, holds)
+            ) is not None and time.time() < until:
+                waiting.remove(item)
+                pool.begin(item, work(item), min(time.time() + limit_s, until + GRACE_S), reuse(item))
             if not any(map(reuse, waiting)):
                 pool.dismiss()
             if not pool.busy:
@@ -96,6 +89,24 @@ def run_each(
     waiting = [item for item in waiting if item not in again]
     late = [item for item in waiting if time.time() >= until or (ready(item, []) and not fits(item, []))]
     return Undone(failed, [item for item in waiting if item not in late], late)
+
+
+def _next(
+    waiting: Sequence[Item],
+    running: Sequence[Item],
+    together: int,
+    ready: Callable[[Item, Sequence[Item]], bool],
+    fits: Callable[[Item, Sequence[Item]], bool],
+    holds: Callable[[Item, Item, Sequence[Item]], bool],
+) -> Item | None:
+    """The first item that may start now, or None."""
+    free, passed = together - len(running), list[Item]()
+    for item in waiting if free else ():
+        kept = (each for each in passed if holds(each, item, running))
+        if ready(item, running) and fits(item, running) and len(list(islice(kept, free))) < free:
+            return item
+        passed.append(item)
+    return None
 
 
 def _told(done: Callable[[Item, Any], None], item: Item, answer: Any) -> bool:
@@ -132,6 +143,11 @@ class _Pool(Generic[Item]):
     busy: list[_Worker[Item]] = field(default_factory=list)
     idle: list[_Worker[Item]] = field(default_factory=list)
     ending: list[_Worker[Item]] = field(default_factory=list)
+
+    @property
+    def items(self) -> list[Item]:
+        """What is being done."""
+        return [worker.item for worker in self.busy]
 
     def begin(self, item: Item, work: Work, until: float, reuse: bool) -> None:
         self.idle = [worker for worker in self.idle if worker.process.is_alive()]
