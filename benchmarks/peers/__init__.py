@@ -7,9 +7,9 @@ BENCHMARKS = Path(__file__).resolve().parents[1]
 RESULTS = BENCHMARKS / "results"
 
 # Results are kept, and the paper's recipes written, where the experiments have theirs.
-for folder in (BENCHMARKS, BENCHMARKS.parent / "experiments"):
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+for place in (BENCHMARKS, BENCHMARKS.parent / "experiments"):
+    if str(place) not in sys.path:
+        sys.path.append(str(place))
 
 
 def folder(path: str) -> Path:

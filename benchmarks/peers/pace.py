@@ -41,7 +41,7 @@ class Pace:
         with alone_in(self.path.parent):
             self.known = _read(self.path)
             methods = self.known.setdefault(self.way, {}).setdefault(network, {})
-            methods[method] = [*methods.get(method, []), [taken.start_s, taken.epoch_s]][-LAST:]
+            methods[method] = [*methods.get(method, []), [round(taken.start_s, 3), round(taken.epoch_s, 3)]][-LAST:]
             write_whole(self.path, (json.dumps(self.known, indent=1) + "\n").encode())
 
     def usual(self, network: str, method: str) -> Taken | None:
