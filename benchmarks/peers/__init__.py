@@ -1,6 +1,7 @@
 """The comparison with other ways to a small network: what is compared, how each is trained, and what came out."""
 
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
@@ -14,4 +15,6 @@ for place in (BENCHMARKS, BENCHMARKS.parent / "experiments"):
 
 def folder(path: str) -> Path:
     """A folder that was given, by one name however it is spelt: a run is taken up again only with the same settings."""
+    if Path(path).is_file():
+        raise ArgumentTypeError(f"{path} is a file: give a folder")
     return Path(path).resolve()

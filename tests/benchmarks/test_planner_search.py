@@ -212,12 +212,15 @@ def test_a_trial_that_diverges_is_recorded_and_shown(
     assert row == "| narrow | 2 | 1, 1 diverged |  |  |  |  |  |"
 
 
-def test_the_results_of_the_search_lie_in_a_folder() -> None:
+def test_the_results_of_the_search_lie_in_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     import planner_search as search
     from peers import RESULTS
 
     assert search.arguments().parse_args([]).results == RESULTS
     assert (RESULTS / search.RECORDS).is_file()
+    with pytest.raises(SystemExit):  # before anything is trained for it
+        search.arguments().parse_args(["--results", str(RESULTS / search.RECORDS)])
+    assert "is a file: give a folder" in capsys.readouterr().err
 
 
 def test_two_processes_record_a_trial_once(tiny_search: Any) -> None:
