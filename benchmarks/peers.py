@@ -18,9 +18,8 @@ import math
 import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
-from peers import RESULTS
+from peers import RESULTS, folder
 from peers.comparison import Comparison
 from peers.order import METHODS, Run, in_order
 from peers.parents import PARENTS
@@ -56,7 +55,7 @@ def wanted(run: Run, options: argparse.Namespace) -> bool:
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-10's binary version")
+    parser.add_argument("--data", type=folder, required=True, help="folder with CIFAR-10's binary version")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, metavar="NAME")
     parser.add_argument("--parents", nargs="+", choices=list(PARENTS), default=list(PARENTS), metavar="NAME")
     parser.add_argument("--sizes", nargs="+", type=int, metavar="PARAMETERS")
@@ -68,8 +67,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--solo", action="store_true", help="time runs that have an accuracy, one by one")
     parser.add_argument("--eager", action="store_true", help="do not compile the training step")
     parser.add_argument("--list", action="store_true", help="only say what is left to do, and what that waits for")
-    parser.add_argument("--work", type=Path, default=Path("runs/peers"), help="folder for checkpoints")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for results")
+    parser.add_argument("--work", type=folder, default="runs/peers", help="folder for checkpoints")
+    parser.add_argument("--results", type=folder, default=RESULTS, help="folder for results")
     return parser
 
 

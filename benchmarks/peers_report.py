@@ -16,10 +16,15 @@ from peers.results import Results
 from records import Records
 
 
-def parts(results: Path) -> dict[str, str]:
-    """What the documentation takes from the results."""
-    search = Records(results / "planner_search.json").records
-    return {"comparison": comparison_part(Results(results)), "search": planner_search.table(search)}
+def parts(folder: Path) -> dict[str, str]:
+    """What the documentation takes from the results: nothing in the place of those that are not in this folder."""
+    results, search = Results(folder), Records(folder / planner_search.RECORDS)
+    made: dict[str, str] = {}
+    if results.final.path.exists() or results.grid.path.exists():
+        made["comparison"] = comparison_part(results)
+    if search.path.exists():
+        made["search"] = planner_search.table(search.records)
+    return made
 
 
 def main() -> None:
@@ -28,6 +33,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     found = parts(options.results)
+    if not found:
+        raise SystemExit(f"{options.results} holds no results")
     print("\n\n".join(found.values()))
     if options.write:
         from peers.figures import draw

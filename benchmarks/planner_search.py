@@ -17,7 +17,6 @@ import argparse
 import math
 import re
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,15 +24,19 @@ from pathlib import Path
 import torch
 
 from pcn.training import Settings
-from peers import RESULTS
+from pcn.training.run_folder import METRICS
+from peers import RESULTS, folder
 from peers.arms import ARMS, GROUPS, UNSWITCHED
 from peers.late_changes import EPOCHS, scaled
-from peers.one_run import UNWATCHED, Job, folder_name, run, trunk_name
+from peers.one_run import UNWATCHED, Job, attempt, check_data, epochs_seen, folder_name, trunk_name
+from peers.pace import FILE, Pace, way
 from peers.parents import PARENTS
 from peers.search_table import table
-from processes import Undone, run_each
+from peers.timetable import Timetable, say_not_started
+from processes import Undone, Work, run_each
 from records import Record, Records
 
+RECORDS = "planner_search.json"
 PARENT, TARGET = "wide_resnet20", 1_094_154
 SEEDS = (0, 1, 2, 3, 4)
 FIELDS = (
@@ -100,7 +103,9 @@ class Search:
 
     def __init__(self, records: Records, options: argparse.Namespace) -> None:
         self.records, self.options = records, options
-        self.deadline = time.time() + options.time_limit
+        pace = Pace(records.path.parent / FILE, way(options.together, eager=options.eager))
+        self.times = Timetable[Trial](pace, options.time_limit, lambda trial: (PARENT, trial.arm), self.epochs_left)
+        self.to_do: list[Trial] = []
         self.compiled = torch.cuda.is_available() and not options.eager
 
     def left(self) -> list[Trial]:
@@ -124,33 +129,57 @@ class Search:
 
     def do(self) -> Undone[Trial]:
         """Do what is left; return what was not done."""
-        return run_each(
-            self.left(),
-            lambda item: (run, self.job(item)),
+        self.to_do = self.left()
+        if self.to_do:
+            check_data(settings(self.to_do[0], self.options.data))
+        undone = run_each(
+            self.to_do,
+            self.work,
             self.finished,
             together=self.options.together,
-            until=self.deadline,
+            until=self.times.deadline,
             ready=lambda item, running: self.ready(item),
+            fits=self.fits,
+            stuck=lambda item: self.times.stuck(item, self.folder(item, self.epochs(item)) / METRICS),
         )
+        say_not_started(undone.late, "for want of time")
+        return undone
+
+    def work(self, trial: Trial) -> Work:
+        """What a process is to do for a trial."""
+        self.times.begin(trial)
+        return attempt, self.job(trial)
+
+    def fits(self, trial: Trial, running: Sequence[Trial]) -> bool:
+        """Whether a trial can end in time, by what others have taken."""
+        return self.times.fits(trial, running, filter(self.ready, self.to_do))
+
+    def epochs(self, trial: Trial) -> int:
+        """How many epochs are trained: of a parent whose states are gone, and whose last epochs are known, fewer."""
+        return max(self.trunks(trial), default=trial.epochs) if self.recorded(trial) else trial.epochs
+
+    def epochs_left(self, trial: Trial) -> int:
+        """Those that neither a checkpoint of the trial nor its parent's first epochs have."""
+        forked = trial.switch_epoch or 0 if trial.parent is not None else 0
+        epochs = self.epochs(trial)
+        return epochs - (epochs_seen(self.folder(trial, epochs)) or forked)
 
     def ready(self, trial: Trial) -> bool:
         trunk = self.trunk(trial)
         return trunk is None or trunk.exists()
 
     def job(self, trial: Trial) -> Job:
-        own, trunks = settings(trial, self.options.data), self.trunks(trial)
-        if self.recorded(trial):  # a parent whose states are gone: its last epochs are known
-            own = replace(own, epochs=max(trunks))
+        own = replace(settings(trial, self.options.data), epochs=self.epochs(trial))
         return Job(
             str(trial),
             own,
             self.folder(trial, own.epochs),
             trunk=self.trunk(trial),
-            leaves=trunks,
+            leaves=self.trunks(trial),
             make_switch=ARMS[trial.arm].get("switch"),
             reads_test=False,
             compiled=self.compiled,
-            deadline=self.deadline,
+            deadline=self.times.deadline,
         )
 
     def trunk(self, trial: Trial) -> Path | None:
@@ -168,6 +197,7 @@ class Search:
     def finished(self, trial: Trial, measured: Record | None) -> None:
         if measured is None:
             return
+        self.times.learn(trial, measured)
         if not self.recorded(trial):
             kept = {name: measured[name] for name in FIELDS}
             key = {"arm": trial.arm, "seed": trial.seed, "epochs": trial.epochs}
@@ -175,7 +205,8 @@ class Search:
             self.records.add({**key, "switch_epoch": trial.switch_epoch, **kept}, lambda r: key.items() <= r.items())
         for epochs in {trial.epochs, *self.trunks(trial)}:
             shutil.rmtree(self.folder(trial, epochs), ignore_errors=True)
-        print(f"{trial}: {measured['validation_accuracy']:.2f}%", flush=True)
+        accuracy = measured["validation_accuracy"]
+        print(f"{trial}: {'diverged' if accuracy is None else f'{accuracy:.2f}%'}", flush=True)
 
 
 def named(arms: Sequence[str]) -> list[str]:
@@ -186,7 +217,7 @@ def named(arms: Sequence[str]) -> list[str]:
 def main() -> None:
     options = arguments().parse_args()
     options.arms = named(options.arms)
-    records = Records(options.results)
+    records = Records(options.results / RECORDS)
     if options.table:
         print(table(records.records))
     elif options.data is None:
@@ -200,7 +231,7 @@ def main() -> None:
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with CIFAR-10's binary version")
+    parser.add_argument("--data", type=folder, help="folder with CIFAR-10's binary version")
     parser.add_argument("--arms", nargs="+", choices=[*ARMS, *GROUPS], default=list(ARMS), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, metavar="SEED")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="another length scales the whole schedule")
@@ -208,8 +239,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS")
     parser.add_argument("--eager", action="store_true", help="do not compile the training step")
     parser.add_argument("--table", action="store_true", help="print the results")
-    parser.add_argument("--work", type=Path, default=Path("runs/planner_search"), help="folder for checkpoints")
-    parser.add_argument("--results", type=Path, default=RESULTS / "planner_search.json")
+    parser.add_argument("--work", type=folder, default="runs/planner_search", help="folder for checkpoints")
+    parser.add_argument("--results", type=folder, default=RESULTS, help="folder for results")
     return parser
 
 

@@ -5,28 +5,27 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pcn.errors import ConfigError
-from pcn.training.run_folder import METRICS, parse_metrics
-from peers.methods import NEEDS_PLAN, forks, make_switch, settings, switches
-from peers.one_run import OUTCOME, TIMED_EPOCHS, Job, diverged, folder_name, kept_plan, origin, run, trunk_name
-from peers.order import Run, grid_runs
-from peers.pace import Pace
+from pcn.training.run_folder import METRICS
+from peers.methods import NEEDS_PLAN, forks, make_switch, missing_package, settings, switches
+from peers.one_run import TIMED_EPOCHS, Job, attempt, check_data, epochs_seen, folder_name, trunk_name
+from peers.order import Run, grid_runs, piece_number
+from peers.pace import FILE, Pace, way
 from peers.parents import PARENTS
 from peers.plans import makes_plan, planner_run
 from peers.results import Results
+from peers.timetable import Timetable, say_not_started
 from processes import Undone, Work, run_each
 
 # Epochs: in a shorter run, making the fused kernels takes longer than they save. Runs that share a GPU are not fused:
 # some that were have stood still after their switch, perhaps in the compiler (pcn.kernels.inductor).
 FUSED_FROM = 182
-NAMED = 10  # runs that are named where many have not started
 
 
 class Comparison:
@@ -34,12 +33,10 @@ class Comparison:
 
     def __init__(self, results: Results, options: argparse.Namespace) -> None:
         self.results, self.options = results, options
-        self.began = time.time()
-        self.deadline = self.began + options.time_limit
-        self.pace = Pace()
+        pace = Pace(results.folder / FILE, way(options.together, eager=options.eager, solo=options.solo))
+        self.times = Timetable[Run](pace, options.time_limit, lambda run: (run.parent, run.method), self.epochs_left)
         self.to_do: set[Run] = set()
         self.stopped: set[Run] = set()  # by the deadline
-        self.started: dict[Run, float] = {}
 
     def left(self, runs: Sequence[Run]) -> list[Run]:
         """The runs to do: those without a record or whose plan is lost, in a solo pass those without times.
@@ -60,9 +57,11 @@ class Comparison:
 
     def do(self, runs: Sequence[Run]) -> str | None:
         """Do the runs that are left, as far as there is time; return what went wrong, if anything did."""
-        left = self.left(runs)
+        left = self.possible(self.left(runs))
         self.to_do = set(left)
         unknown = sum(run.point is None and self.results.find(run) is None for run in runs)
+        if left:
+            check_data(PARENTS[left[0].parent].recipe(0, 1, self.options.data))
         if self.options.solo and unknown:
             print(f"{unknown} runs have no accuracy yet: they are timed once they have", flush=True)
         undone = run_each(
@@ -71,14 +70,24 @@ class Comparison:
             self.finished,
             together=1 if self.options.solo else self.options.together,
             limit_s=self.options.run_limit,
-            until=self.deadline,
+            until=self.times.deadline,
             ready=self.ready,
             fits=self.fits,
+            holds=self.holds,
             reuse=lambda each: not self.options.solo and not PARENTS[each.parent].compiled,
+            stuck=lambda each: self.times.stuck(each, self.folder(each) / METRICS),
         )
-        for line in _not_started(undone.late):
-            print(line, flush=True)
+        say_not_started(undone.late, "for want of time")
         return self.complaint(undone)
+
+    def possible(self, runs: Sequence[Run]) -> list[Run]:
+        """The runs that nothing is missing for; the others are named."""
+        packages = {method: missing_package(method) for method in dict.fromkeys(run.method for run in runs)}
+        for method, package in packages.items():
+            if package is not None:
+                without = [run for run in runs if run.method == method]
+                say_not_started(without, f"as a package is missing: pip install {package}")
+        return [run for run in runs if packages[run.method] is None]
 
     def complaint(self, undone: Undone[Run]) -> str | None:
         """What a person has to look into: runs that failed, and those that wait for what nobody is going to do."""
@@ -111,9 +120,19 @@ class Comparison:
             return True
         return all(self.trunk(other) != trunk for other in running)
 
-    def fits(self, run: Run) -> bool:
+    def fits(self, run: Run, running: Sequence[Run]) -> bool:
         """Whether a run can end in time, by what others have taken."""
-        return time.time() + self.pace.seconds(run, self.epochs_left(run)) <= self.deadline
+        return self.times.fits(run, running, (each for each in self.to_do if self.ready(each, running)))
+
+    def holds(self, earlier: Run, run: Run, running: Sequence[Run]) -> bool:
+        """Whether a run that waits only for others which are about to end keeps a run of a later piece from starting.
+
+        The points of a grid end together, and all final runs of their method wait for the last.
+        """
+        if piece_number(earlier) >= piece_number(run) or not (soon := self.times.soon(running, run)):
+            return False
+        needed = self.needs(earlier)
+        return bool(needed) and soon.issuperset(needed) and self.fits(earlier, running)
 
     def epochs(self, run: Run) -> int:
         """How many epochs are trained: all, or as many as it takes to know the times, or a plan that was lost."""
@@ -127,16 +146,15 @@ class Comparison:
         folder, trunk, epochs = self.folder(run), self.trunk(run), self.epochs(run)
         if self.options.solo:
             return epochs
-        if any((folder / "checkpoints").glob("*.pt")):
-            seen = parse_metrics((folder / METRICS).read_text())
-            return epochs - max((record["epoch"] for record in seen if record["event"] == "epoch"), default=0)
+        if seen := epochs_seen(folder):
+            return epochs - seen
         if switches(run.method) and trunk is not None and trunk.exists():
             return epochs - PARENTS[run.parent].switch(run.epochs)
         return epochs
 
     def work(self, run: Run) -> Work:
         """What a process is to do for a run."""
-        self.started[run] = time.time()
+        self.times.begin(run)
         return attempt, self.job(run)
 
     def job(self, run: Run) -> Job:
@@ -151,24 +169,23 @@ class Comparison:
             trunk=trunk,
             leaves={} if trunk is None else {PARENTS[run.parent].switch(run.epochs): trunk},
             make_switch=make_switch(run.method, run.target),
-            keeps_plan=makes_plan(run),
+            keeps_plan=makes_plan(run) and not options.solo,  # others are built from the first
             solo=options.solo,
             whole_epochs=run.epochs,
             reads_test=run.point is None and record is None,  # of a run that is done again it was read before
             compiled=compiled,
             fused=compiled and options.solo and run.epochs >= FUSED_FROM,
-            deadline=self.deadline,
+            deadline=self.times.deadline,
         )
 
     def compiled(self, run: Run) -> bool:
         return torch.cuda.is_available() and not self.options.eager and PARENTS[run.parent].compiled
 
     def trunk(self, run: Run) -> Path | None:
-        """The parent's first epochs, with the run's own seed, length, rates and way to do a step."""
-        if not forks(run.method):
-            return None
+        """The parent's first epochs, with the run's own seed, length, rates (once known) and way to do a step."""
         point = self.results.point(run)
-        assert point is not None
+        if point is None or not forks(run.method):
+            return None
         rates = f"{point.learning_rate:g}-{point.weight_decay:g}"
         name = f"{run.parent}-seed{run.seed}-epochs{run.epochs}-{rates}"
         return self.options.work / "trunks" / trunk_name(name, self.compiled(run))
@@ -191,10 +208,10 @@ class Comparison:
         if measured is None:
             self.stopped.add(run)
             return
-        now, folder = time.time(), self.folder(run)
+        folder = self.folder(run)
         only_plan = not self.options.solo and self.results.find(run) is not None
-        if run in self.started and not only_plan:  # of few epochs most of the time is the start
-            self.pace.learn(run, measured["epochs_trained"], now - self.started[run])
+        if not only_plan:  # whose epochs are mostly those of its parent
+            self.times.learn(run, measured)
         if measured["plan"] is not None:  # before the record, which says that all is done
             self.results.plans.add(run, measured["plan"])
         if not only_plan:
@@ -203,26 +220,7 @@ class Comparison:
         accuracy = measured["validation_accuracy" if run.point else "test_accuracy"]
         known = "diverged" if measured["validation_accuracy"] is None else "timed" if self.options.solo else "planned"
         shown = known if accuracy is None else f"{accuracy:.2f}%"
-        print(f"{run}: {shown}, {len(self.to_do)} left, {now - self.began:.0f} s", flush=True)
-
-
-def attempt(job: Job) -> dict[str, Any] | None:
-    """Do a run; of one that diverges nothing is known but that, and one that is only timed again has failed."""
-    try:
-        return run(job)
-    except ConfigError as error:
-        if not diverged(error) or job.solo:
-            raise
-        return {**dict.fromkeys(OUTCOME), **origin(job), "plan": kept_plan(job), "epochs_trained": 0}
-
-
-def _not_started(late: Sequence[Run]) -> Iterator[str]:
-    """Say which runs there was no time for."""
-    if late:
-        yield f"{len(late)} runs are not started, for want of time:"
-        yield from (f"  {each}" for each in late[:NAMED])
-    if len(late) > NAMED:
-        yield f"  and {len(late) - NAMED} more"
+        print(f"{run}: {shown}, {len(self.to_do)} left, {time.time() - self.times.start:.0f} s", flush=True)
 
 
 def _untimed(record: dict[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from peers import BENCHMARKS
-from peers.report import tables
+from peers.report import drawn, tables
 from peers.results import Results
 
 DOCUMENT = BENCHMARKS.parent / "docs" / "comparison.md"
@@ -13,10 +13,9 @@ DOCUMENT = BENCHMARKS.parent / "docs" / "comparison.md"
 
 def comparison_part(results: Results) -> str:
     """All tables, and a figure for every parent and length."""
-    runs = dict.fromkeys((record["parent"], record["epochs"]) for record in results.final.records)
     figures = [
         f"![{parent}, {epochs} epochs: accuracy against parameters, FLOPs and seconds]({figure_name(parent, epochs)})"
-        for parent, epochs in runs
+        for parent, epochs in drawn(results)
     ]
     return "\n\n".join([*tables(results), *figures])
 

@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from peers import BENCHMARKS
 from peers.order import METHODS
 from peers.parents import PARENTS
-from peers.report import column, mean
+from peers.report import column, drawn, mean
 from peers.results import Results
 from plots import STYLE
 
@@ -33,15 +33,15 @@ MARKS = "osv^DPXhd*p"
 
 
 def draw(results: Results, out: Path = FIGURES) -> Iterator[str]:
-    """Draw a figure for every parent and length that has runs, of what is known of them; yield the names of those."""
+    """Draw a figure for every parent and length that has accuracies; yield the names of those."""
     mpl.use("Agg")
     out.mkdir(parents=True, exist_ok=True)
-    for parent, epochs in dict.fromkeys((r["parent"], r["epochs"]) for r in results.final.records):
+    for parent, epochs in drawn(results):
         groups = list(_groups(results.final.records, parent, epochs))
         name = f"peers_{parent}_{epochs}"
         with mpl.rc_context({**STYLE, "figure.figsize": (9.6, 3.8)}):
             known = [measure for measure in AXES if any(mean(runs, measure) is not None for _, runs in groups)]
-            figure, panels = plt.subplots(1, len(known), sharey=True, layout="constrained")
+            figure, (panels,) = plt.subplots(1, len(known), sharey=True, squeeze=False, layout="constrained")
             for axes, measure in zip(panels, known, strict=True):
                 _panel(axes, groups, measure, *AXES[measure])
             panels[0].set_ylabel("test accuracy (%)")
@@ -55,12 +55,12 @@ def draw(results: Results, out: Path = FIGURES) -> Iterator[str]:
 
 
 def _groups(records: list[dict[str, Any]], parent: str, epochs: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The runs of each method at each size."""
-    own = [r for r in records if (r["parent"], r["epochs"]) == (parent, epochs)]
+    """The runs of each method at each size that have an accuracy."""
+    own = [r for r in records if (r["parent"], r["epochs"]) == (parent, epochs) and r["test_accuracy"] is not None]
     for method in METHODS:
         runs = [r for r in own if r["method"] == method]
         for size in PARENTS[parent].sizes:
-            near = [r for r in runs if r["target"] == size]
+            near = [r for r in runs if r.get("target") == size]
             if near:
                 yield method, near
 

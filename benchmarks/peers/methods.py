@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ SWITCHES: dict[str, type[PeerSwitch]] = {
     "svd-stable-rank": StableRank,
     "torch-pruning": TorchPruning,
 }
+
+PACKAGES = {"torch-pruning": "torch_pruning"}  # what methods import that does not come with the library
+
+
+def missing_package(method: str) -> str | None:
+    """The package that a method needs and that is not there, by the name that pip knows it by."""
+    package = PACKAGES.get(method)
+    return package.replace("_", "-") if package is not None and find_spec(package) is None else None
 
 
 def forks(method: str) -> bool:

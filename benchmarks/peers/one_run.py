@@ -9,19 +9,22 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from unittest import mock
 
 import torch
 
 from pcn.costs.count import flops_per_sample
-from pcn.errors import ConfigError
+from pcn.errors import ConfigError, DataError
 from pcn.training import RunFolder, Settings, Trainer, load_data, world
 from pcn.training.meter import plus
+from pcn.training.run_folder import METRICS, parse_metrics
 from pcn.training.state import take
 from pcn.training.step import training_dtype
 from pcn.whole_files import write_whole
@@ -48,6 +51,14 @@ OUTCOME = (  # what is measured of a run
     "switch_seconds",
     "peak_mib",
 )
+
+
+def check_data(settings: Settings) -> None:
+    """Read the data once before many processes do, and end with one sentence where they are not there."""
+    try:
+        load_data(settings, torch.device("cpu"), torch.float32)
+    except DataError as error:
+        raise SystemExit(f"--data: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -87,11 +98,12 @@ def run(job: Job) -> Record | None:
             stack.enter_context(empty_compiler_cache())
         data = load_data(job.settings, here.device, training_dtype(here.device))
         folder = stack.enter_context(RunFolder(job.folder, job.settings))
-        seen = folder.metrics()
-        earlier = len(seen)
+        seen, ends = folder.metrics(), list[float]()
 
         def tell(record: Record) -> None:
             seen.append(record)
+            if record["event"] == "epoch":
+                ends.append(time.time())
             after_event(job, trainer, seen)
 
         seen_data = data if job.reads_test else Unread(data)
@@ -111,8 +123,36 @@ def run(job: Job) -> Record | None:
         if result is None:
             print(f"{job.name}: stops after epoch {trainer.progress.epoch}, its time is up", flush=True)
             return None
-        own = {"plan": kept_plan(job), "epochs_trained": sum(r["event"] == "epoch" for r in seen[earlier:])}
+        own = {"plan": kept_plan(job), "epochs_trained": len(ends), "epoch_seconds": usual_gap(ends)}
         return {**measured(job, trainer, result, seen), **origin(job), **own}
+
+
+def attempt(job: Job) -> Record | None:
+    """Do a run; of one that diverges nothing is known but that, and one that is only timed again has failed."""
+    try:
+        return run(job)
+    except ConfigError as error:
+        if not diverged(error) or job.solo:
+            raise
+        return {**dict.fromkeys(OUTCOME), **origin(job), "plan": kept_plan(job), "epoch_seconds": None}
+
+
+def epochs_seen(folder: Path) -> int:
+    """How far a run with a checkpoint has come."""
+    if not any((folder / "checkpoints").glob("*.pt")):
+        return 0
+    seen = parse_metrics((folder / METRICS).read_text())
+    return max((record["epoch"] for record in seen if record["event"] == "epoch"), default=0)
+
+
+def usual_gap(times: Sequence[float]) -> float | None:
+    """The time from one to the next, where most are alike: epochs in which something is compiled do not count.
+
+    >>> usual_gap([60.0, 67.0, 74.0, 120.0, 127.0]), usual_gap([60.0])
+    (7.0, None)
+    """
+    gaps = [after - before for before, after in pairwise(times)]
+    return median(gaps) if gaps else None
 
 
 def after_event(job: Job, trainer: Trainer, seen: list[Record]) -> None:

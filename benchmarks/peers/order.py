@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 from peers.parents import PARENTS, Point
 
@@ -73,6 +74,16 @@ PIECES = (
 def in_order(pieces: tuple[Piece, ...] = PIECES) -> list[Run]:
     """All runs, each once."""
     return list(dict.fromkeys(run for piece in pieces for run in _runs(piece)))
+
+
+def piece_number(run: Run) -> int:
+    """Which piece a run belongs to: the first that has it."""
+    return _numbers().get(run, len(PIECES))
+
+
+@cache
+def _numbers() -> dict[Run, int]:
+    return {run: number for number, piece in reversed([*enumerate(PIECES)]) for run in _runs(piece)}
 
 
 def _runs(piece: Piece) -> Iterator[Run]:

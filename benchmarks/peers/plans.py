@@ -27,10 +27,16 @@ class Plans:
         return plan_name(run) in self.known
 
     def add(self, run: Run, plan: str) -> None:
-        """Keep the plan of a run of the planner's, as JSON, with those that are in the file by now."""
+        """Keep the plan of a run of the planner's, as JSON, with those that are in the file by now.
+
+        One that is there stays, as networks may be built from it.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        name, made = plan_name(run), json.loads(plan)
         with alone_in(self.path.parent):
-            self.known = {**_read(self.path), plan_name(run): json.loads(plan)}
+            self.known = _read(self.path)
+            if self.known.setdefault(name, made) != made:
+                print(f"{run}: has made another plan than {self.path} holds, which stays", flush=True)
             write_whole(self.path, (json.dumps(self.known, indent=1) + "\n").encode())
 
 

@@ -33,11 +33,18 @@ def select(results: Results, parent: str, target: int, epochs: int) -> dict[str,
     found: dict[str, list[Record]] = {}
     for record in results.final.records:
         same = record["parent"] == parent and record["epochs"] == epochs
-        near = record["method"] == "parent" or record["target"] == target
+        near = record["method"] == "parent" or record.get("target") == target
         if same and near:
             found.setdefault(record["method"], []).append(record)
     own = any(method != "parent" for method in found) or target == PARENTS[parent].sizes[0]
     return {method: found[method] for method in METHODS if method in found} if own else {}
+
+
+def drawn(results: Results) -> list[tuple[str, int]]:
+    """The parents and lengths that have runs with an accuracy at a size that is compared."""
+    known = (record for record in results.final.records if record["test_accuracy"] is not None)
+    sized = (record for record in known if record.get("target") in PARENTS[record["parent"]].sizes)
+    return list(dict.fromkeys((record["parent"], record["epochs"]) for record in sized))
 
 
 def final_table(results: Results, parent: str, target: int, epochs: int) -> str:
@@ -54,28 +61,33 @@ def final_table(results: Results, parent: str, target: int, epochs: int) -> str:
 def _row(method: str, found: dict[str, list[Record]]) -> list[str]:
     runs = found[method]
     accuracies = column(runs, "test_accuracy")
-    diverged = len(runs) - len(accuracies)
     return [
         method,
-        f"{len(runs)}, {diverged} diverged" if diverged else str(len(runs)),
-        _shown(runs, "trainable_params", 1, ",.0f"),
-        _shown(runs, "total_params", 1, ",.0f"),
-        _shown(runs, "flops_per_sample", 1e6, ".0f"),
-        _shown(runs, "test_accuracy", 1, ".2f"),
+        counted(runs, "test_accuracy"),
+        shown(runs, "trainable_params", 1, ",.0f"),
+        shown(runs, "total_params", 1, ",.0f"),
+        shown(runs, "flops_per_sample", 1e6, ".0f"),
+        shown(runs, "test_accuracy", 1, ".2f"),
         f"{min(accuracies):.2f} to {max(accuracies):.2f}" if len(accuracies) > 1 else "",
         _difference(method, INSTEAD, found),
         _difference(OURS, method, found),
-        _shown(runs, "train_seconds", 1, ".0f"),
-        _shown(runs, "energy_j", 1000, ".1f"),
-        _shown([run for run in runs if "timed_epochs" in run], "peak_mib", 1, ".0f"),  # earlier ones hold the data too
+        shown(runs, "train_seconds", 1, ".0f"),
+        shown(runs, "energy_j", 1000, ".1f"),
+        shown([run for run in runs if "timed_epochs" in run], "peak_mib", 1, ".0f"),  # earlier ones hold the data too
     ]
 
 
 def _difference(method: str, other: str, found: dict[str, list[Record]]) -> str:
-    """How much better one is than the other on the same seeds; blank where that cannot be said."""
-    mine, theirs = (by_seed(found.get(each, [])) for each in (method, other))
-    difference = None if method == other else paired_difference(mine, theirs)
-    return "" if difference is None else str(difference)
+    """How much better one is than the other on the same seeds, over how many where they have more runs.
+
+    Blank where that cannot be said.
+    """
+    runs, others = (found.get(each, []) for each in (method, other))
+    difference = None if method == other else paired_difference(by_seed(runs), by_seed(others))
+    if difference is None:
+        return ""
+    some = 1 < difference.pairs < max(len(runs), len(others))
+    return f"{difference}, {difference.pairs} pairs" if some else str(difference)
 
 
 def grid_table(results: Results) -> str | None:
@@ -87,8 +99,9 @@ def grid_table(results: Results) -> str | None:
             if point is not None:
                 runs = [r for r in results.grid.records if (r["method"], r["parent"]) == (method, parent)]
                 values = column(runs, "validation_accuracy")
-                spread = [f"{max(values):.2f}", f"{min(values):.2f}", str(len(runs) - len(values))]
-                rows.append([parent, method, f"{point.learning_rate:g}", f"{point.weight_decay:g}", *spread])
+                spread = [f"{max(values):.2f}", f"{min(values):.2f}"] if values else ["", ""]
+                rates = [f"{point.learning_rate:g}", f"{point.weight_decay:g}"]
+                rows.append([parent, method, *rates, *spread, str(len(runs) - len(values))])
     head = [
         "parent",
         "method",
@@ -116,6 +129,13 @@ def mean(runs: list[Record], name: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _shown(runs: list[Record], name: str, unit: float, form: str) -> str:
+def counted(runs: list[Record], accuracy: str) -> str:
+    """How many runs there are, and how many of them have diverged."""
+    diverged = len(runs) - len(column(runs, accuracy))
+    return f"{len(runs)}, {diverged} diverged" if diverged else str(len(runs))
+
+
+def shown(runs: list[Record], name: str, unit: float, form: str) -> str:
+    """The mean in another unit, blank where none is known."""
     value = mean(runs, name)
     return "" if value is None else format(value / unit, form)

@@ -65,6 +65,7 @@ class Results:
     """What has been run so far."""
 
     def __init__(self, folder: Path = RESULTS) -> None:
+        self.folder = folder
         self.final, self.grid = Replaceable(folder / "peers.json"), Records(folder / "peers_grid.json")
         self.plans = Plans(folder / "peers_plans.json")
 
@@ -120,7 +121,7 @@ def _is(record: Record, run: Run) -> bool:
         return False
     if run.point is not None:
         return (record["learning_rate"], record["weight_decay"]) == run.point
-    return run.method == "parent" or record["target"] == run.target
+    return run.method == "parent" or record.get("target") == run.target
 
 
 def _grown(record: Record, measured: Record) -> Record:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from markdown_tables import markdown
 from peers.arms import ARMS, GONE, NARROW
 from peers.intervals import paired_difference
-from peers.report import by_seed, mean
+from peers.report import by_seed, counted, mean, shown
 from records import Record
 
 NOTHING = "No trial of the search is recorded yet."
@@ -47,11 +47,11 @@ def _row(runs: list[Record], by_arm: dict[str, list[Record]]) -> list[str]:
     return [
         runs[0]["arm"],
         str(runs[0]["epochs"]),
-        str(len(runs)),
-        f"{mean(runs, 'trainable_params'):,.0f}",
+        counted(runs, ACCURACY),
+        shown(runs, "trainable_params", 1, ",.0f"),
         _operations(runs, by_arm),
         _after_switch(runs),
-        f"{mean(runs, ACCURACY):.2f}",
+        shown(runs, ACCURACY, 1, ".2f"),
         "" if difference is None else str(difference),
     ]
 
@@ -79,5 +79,6 @@ def _operations(runs: list[Record], by_arm: dict[str, list[Record]]) -> str:
 
 
 def _after_switch(runs: list[Record]) -> str:
-    name = "validation_after_switch"
-    return f"{mean(runs, name):.2f}" if all(r[name] is not None for r in runs) else ""
+    known = [r for r in runs if r[ACCURACY] is not None]
+    switched = all(r["validation_after_switch"] is not None for r in known)
+    return shown(known, "validation_after_switch", 1, ".2f") if switched else ""

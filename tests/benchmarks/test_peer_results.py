@@ -183,10 +183,49 @@ def test_a_run_that_has_diverged_is_shown_and_counts_in_no_mean(tmp_path: Path) 
         ["svd-quarter", "1, 1 diverged"],
     ]
     assert rows[1][5] == "92.05"
-    assert rows[1][8] == "+0.45 (-0.19 to +1.09)"  # two pairs
+    assert rows[1][8] == "+0.45 (-0.19 to +1.09), 2 pairs"  # of three runs each
     assert not any(rows[2][2:])
     figures = pytest.importorskip("peers.figures", reason="needs matplotlib", exc_type=ImportError)
     assert list(figures.draw(results_in(tmp_path, [*lost, *narrow]), tmp_path)) == ["peers_wide_resnet20_60"]
+
+
+def test_where_everything_has_diverged_there_is_a_table_and_no_figure(tmp_path: Path) -> None:
+    from peers.document import comparison_part
+    from peers.order import grid_runs
+
+    nothing = dict.fromkeys(("trainable_params", "total_params", "flops_per_sample", "peak_mib"))
+    results = results_in(tmp_path, [record("narrow", seed, None, **nothing) for seed in (10, 11)])
+    for run in grid_runs("narrow", "wide_resnet20"):
+        results.add(run, {**MEASURED, "validation_accuracy": None})
+    part = comparison_part(results)
+    assert "| narrow | 2, 2 diverged |" in part
+    assert "| wide_resnet20 | narrow | 0.1 | 0.0001 |  |  | 6 |" in part
+    assert "figures" not in part
+    figures = pytest.importorskip("peers.figures", reason="needs matplotlib", exc_type=ImportError)
+    assert list(figures.draw(results, tmp_path)) == []
+    known = results_in(tmp_path, [*results.final.records, record("narrow", 12, 92.0, flops_per_sample=None)])
+    assert list(figures.draw(known, tmp_path)) == ["peers_wide_resnet20_60"]
+
+
+def test_a_record_that_does_not_say_its_size_belongs_to_none(tmp_path: Path) -> None:
+    from peers.order import Run
+    from peers.report import tables
+
+    unsized = {name: value for name, value in record("narrow", 10, 92.0).items() if name != "target"}
+    results = results_in(tmp_path, [unsized, record("narrow", 11, 91.0)])
+    assert results.find(Run("narrow", "wide_resnet20", 1_094_154, 60, 10)) is None
+    assert "| narrow | 1 |" in tables(results)[0]
+    figures = pytest.importorskip("peers.figures", reason="needs matplotlib", exc_type=ImportError)
+    assert list(figures.draw(results, tmp_path)) == ["peers_wide_resnet20_60"]
+    assert list(figures.draw(results_in(tmp_path, [unsized]), tmp_path)) == []
+
+
+def test_what_is_not_among_the_results_is_left_as_it_is_in_the_documentation(tmp_path: Path) -> None:
+    import peers_report
+
+    assert peers_report.parts(tmp_path) == {}
+    results_in(tmp_path, [record("parent", 10, 93.0)])
+    assert peers_report.parts(tmp_path).keys() == {"comparison"}
 
 
 def test_figures_are_drawn_from_the_results_alone_and_the_same_every_time(tmp_path: Path) -> None:

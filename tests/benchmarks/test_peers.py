@@ -194,6 +194,7 @@ def test_what_is_compiled_and_what_is_not_share_no_files(comparison: Any, monkey
 
     do(comparison, "parent")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
     options = argparse.Namespace(**{**vars(comparison.options), "eager": False})
     compiled, run = Comparison(comparison.results, options), a_run("parent")
     assert compiled.job(run).compiled
@@ -223,6 +224,7 @@ def test_a_solo_pass_adds_times_and_reads_no_test_set(comparison: Any) -> None:
     assert comparison.left([ours]) == [ours]
     job = comparison.job(ours)
     assert not job.reads_test
+    assert not job.keeps_plan
     measured = run(job)
     assert measured["train_seconds"] > measured["switch_seconds"] > 0  # which is part of it
     comparison.finished(ours, measured)
@@ -374,6 +376,18 @@ def test_plans_that_two_processes_keep_are_both_there(tmp_path: Path, tiny_paren
     assert sorted(plan["a"] for plan in Plans(first.path).known.values()) == [1, 2]
 
 
+def test_a_plan_that_is_there_stays(tmp_path: Path, tiny_parent: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from peers.plans import Plans
+
+    plans = Plans(tmp_path / "plans.json")
+    plans.add(a_run("pcn-planner"), '{"a": 1}')
+    plans.add(a_run("pcn-planner"), '{"a": 1}')
+    assert not capsys.readouterr().out
+    plans.add(a_run("pcn-planner"), '{"a": 2}')
+    assert [*plans.known.values()] == [*Plans(plans.path).known.values()] == [{"a": 1}]
+    assert "has made another plan than" in capsys.readouterr().out
+
+
 def test_a_plan_that_is_lost_is_made_again_where_it_is_needed(comparison: Any, capsys: Any) -> None:
     from peers.results import Results
 
@@ -391,7 +405,7 @@ def test_a_plan_that_is_lost_is_made_again_where_it_is_needed(comparison: Any, c
     work, job = comparison.work(ours)
     assert (job.settings.epochs, job.reads_test) == (2, False)  # up to the switch and no further
     comparison.finished(ours, work(job))
-    assert comparison.pace.seconds(theirs, 60) == 0  # so few epochs say little of a whole run
+    assert comparison.times.seconds(theirs) is None  # the first epochs are the parent's and say nothing of the others
     assert comparison.left([ours, theirs]) == [theirs]
     assert comparison.ready(theirs, [])
     assert comparison.results.find(ours) == before
@@ -412,6 +426,28 @@ def test_runs_that_wait_for_what_is_not_there_are_named(comparison: Any) -> None
     assert comparison.complaint(Undone(failed=[ours])) == f"1 runs failed, such as {ours}"
 
 
+def test_a_method_whose_package_is_missing_is_left_out_and_named(
+    comparison: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from peers.methods import PACKAGES
+
+    monkeypatch.setitem(PACKAGES, "narrow", "no_such_package")
+    runs = [a_run("narrow", epochs=epochs) for epochs in range(2, 14)]
+    assert comparison.do(runs) is None  # nothing has failed
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "12 runs are not started, as a package is missing: pip install no-such-package:"
+    assert said[1:] == [*(f"  {run}" for run in runs[:10]), "  and 2 more"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_data_that_are_not_there_are_missed_once(comparison: Any, tmp_path: Path, there: bool) -> None:
+    from peers.order import grid_runs
+
+    comparison.options.data = tmp_path if there else tmp_path / "elsewhere"
+    with pytest.raises(SystemExit, match=r"^--data: .* does not hold CIFAR-10"):
+        comparison.do(grid_runs("narrow", "wide_resnet20"))
+
+
 def test_a_plan_of_a_run_that_diverges_is_not_asked_for_again(comparison: Any, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("_diverges")
     do(comparison, "pcn-planner")
@@ -420,19 +456,115 @@ def test_a_plan_of_a_run_that_diverges_is_not_asked_for_again(comparison: Any, r
 
 
 def test_what_cannot_end_in_time_is_not_started_and_named(comparison: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from peers.pace import Taken
+
     narrow, parent, short = a_run("narrow", epochs=60), a_run("parent", epochs=60), a_run("parent", epochs=3)
     for method in ("narrow", "parent"):
         comparison.results.grid.records.append(GRID | {"method": method})
-    comparison.deadline = time.time() + 1000
-    assert comparison.fits(parent)  # nothing is known
-    comparison.pace.learn(narrow, 10, 200.0)
-    assert not comparison.fits(parent)  # as others of its parent: 1200 seconds
-    assert comparison.fits(short)
-    comparison.pace.learn(parent, 10, 100.0)
-    assert comparison.fits(parent)  # as others of its method: 600
-    assert not comparison.fits(narrow)
+    comparison.times.deadline = time.time() + 1000
+    comparison.times.pace.learn("tiny", "narrow", Taken(100.0, 20.0))
+    assert not comparison.fits(parent, [])  # as others of its parent: 1300 seconds
+    assert comparison.fits(short, [])
+    comparison.times.pace.learn("tiny", "parent", Taken(300.0, 10.0))
+    assert comparison.fits(parent, [])  # as others of its method: 900
+    assert not comparison.fits(narrow, [])
     assert comparison.do([narrow]) is None
     assert f"1 runs are not started, for want of time:\n  {narrow}" in capsys.readouterr().out
+
+
+def test_what_nothing_is_known_of_is_found_out_by_the_shortest(comparison: Any) -> None:
+    short, long, waits = a_run("narrow"), a_run("narrow", epochs=60), a_run("parent", epochs=1)
+    comparison.results.grid.records.append(GRID | {"method": "narrow"})
+    comparison.to_do = {short, long, waits}  # the last of these is not ready
+    assert comparison.fits(long, [])  # there is time for everything
+    comparison.times.deadline = time.time() + 1000
+    assert comparison.fits(short, [])
+    assert not comparison.fits(long, [])
+    comparison.times.begin(short)
+    assert not comparison.fits(long, [short])
+    assert comparison.fits(long, [])  # the short one has failed
+
+
+def test_a_place_is_kept_for_final_runs_whose_grid_is_about_to_end(comparison: Any) -> None:
+    from peers.order import Run, grid_runs
+    from peers.pace import Taken
+
+    *ended, last = grid_runs("pcn-planner", "wide_resnet20")
+    for each in [*ended, *grid_runs("narrow", "wide_resnet20")]:
+        comparison.results.add(each, {"validation_accuracy": 90.0, "commit": "abc", "compiled": False})
+    final = [Run("pcn-planner", "wide_resnet20", 1_094_154, 60, seed) for seed in (10, 11)]
+    long, beside = Run("narrow", "wide_resnet20", 473_802, 182, 10), Run("narrow", "wide_resnet20", 1_094_154, 60, 10)
+
+    def begun(seconds_ago: float, run: Run = last) -> None:
+        comparison.times.begin(run)
+        then = comparison.times.begun[run].at - seconds_ago
+        comparison.times.begun[run] = comparison.times.begun[run]._replace(at=then)
+
+    begun(255)
+    assert not comparison.holds(final[0], long, [last])  # nobody knows when it ends
+    comparison.times.pace.learn("wide_resnet20", "pcn-planner", Taken(120.0, 7.0))
+    comparison.times.pace.learn("wide_resnet20", "narrow", Taken(100.0, 5.0))
+    assert all(comparison.holds(each, long, [last]) for each in final)  # five seconds before the end
+    assert not comparison.holds(final[0], beside, [last])  # which is as much wanted
+    assert not comparison.holds(long, final[0], [last])
+    assert not comparison.holds(final[0], long, [])  # it has failed, and nobody does it
+    comparison.times.deadline = time.time() + 500
+    assert not comparison.holds(final[0], long, [last])  # there is no time for it
+    comparison.times.deadline = math.inf
+    begun(0)
+    assert not comparison.holds(final[0], long, [last])  # 260 seconds, where the other takes 1010
+    begun(260 + 255)
+    assert not comparison.holds(final[0], long, [last])  # overdue: it may never end
+
+
+def test_a_run_that_says_nothing_for_long_stands_still(comparison: Any, tmp_path: Path) -> None:
+    from peers.pace import Taken
+
+    ours, metrics, times = a_run("narrow"), tmp_path / "metrics.jsonl", comparison.times
+    metrics.touch()
+    os.utime(metrics, (0, 0))  # what an earlier process wrote says nothing
+    comparison.results.grid.records.append(GRID | {"method": "narrow"})
+    times.begin(ours)
+    assert not times.stuck(ours, metrics)
+    times.begun[ours] = times.begun[ours]._replace(at=time.time() - 250)
+    assert not times.stuck(ours, metrics)  # nobody knows how long an epoch takes
+    times.pace.learn("tiny", "narrow", Taken(100.0, 7.0))
+    assert times.stuck(ours, metrics)
+    os.utime(metrics)
+    assert not times.stuck(ours, metrics)
+    os.utime(metrics, (0, 0))
+    for _ in range(5):
+        times.pace.learn("tiny", "narrow", Taken(100.0, 60.0))
+    assert not times.stuck(ours, metrics)  # epochs are long
+
+
+def test_start_and_epochs_are_told_apart_and_known_to_the_next_driver(comparison: Any) -> None:
+    from peers.comparison import Comparison
+
+    ours = a_run("narrow", epochs=20)
+    comparison.results.grid.records.append(GRID | {"method": "narrow"})
+    comparison.times.begin(ours)
+    begun = comparison.times.begun[ours]
+    comparison.times.begun[ours] = begun._replace(at=begun.at - 260)
+    comparison.times.learn(ours, {"epochs_trained": 20, "epoch_seconds": 7.0})
+    again = Comparison(comparison.results, comparison.options)
+    assert again.times.seconds(a_run("narrow", epochs=60)) == pytest.approx(120 + 60 * 7, abs=5)
+    more = argparse.Namespace(**{**vars(comparison.options), "together": 6})
+    assert Comparison(comparison.results, more).times.seconds(ours) is None  # side by side they are slower
+
+
+def test_a_run_says_how_long_its_epochs_took(comparison: Any) -> None:
+    from peers.one_run import run
+
+    comparison.results.grid.records.append(GRID | {"method": "narrow"})
+    began = time.time()
+    measured = run(comparison.job(a_run("narrow", epochs=3)))
+    assert measured["epochs_trained"] == 3
+    assert 0 < measured["epoch_seconds"] < time.time() - began
+    comparison.times.begin(a_run("narrow", epochs=3))
+    comparison.finished(a_run("narrow", epochs=3), measured)
+    usual = comparison.times.pace.usual("tiny", "narrow")
+    assert usual.epoch_s == pytest.approx(measured["epoch_seconds"], abs=1e-3)
 
 
 def test_what_is_left_of_a_run_is_less_than_the_whole(comparison: Any) -> None:
@@ -466,6 +598,21 @@ def test_short_runs_are_not_compiled_and_reuse_their_process(comparison: Any, mo
     assert (asked["reuse"](conv4), asked["reuse"](tiny)) == (True, False)
     comparison.options.solo = True
     assert not asked["reuse"](conv4)
+
+
+@pytest.mark.parametrize("script", ["peers.py", "planner_search.py"])
+def test_a_folder_is_the_same_however_it_is_spelt(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import runpy
+
+    arguments = runpy.run_path(str(ROOT / "benchmarks" / script))["arguments"]
+    monkeypatch.chdir(tmp_path)
+
+    def given(data: str, results: str) -> Any:
+        return arguments().parse_args(["--data", data, "--results", results])
+
+    one, other = given("cifar", "../results"), given(f"{tmp_path}/x/../cifar", str(tmp_path.parent / "results"))
+    assert (one.data, one.results) == (other.data, other.results) == (tmp_path / "cifar", tmp_path.parent / "results")
+    assert one.work.is_absolute()
 
 
 def test_a_list_that_nobody_reads_to_its_end_ends_quietly(tmp_path: Path) -> None:

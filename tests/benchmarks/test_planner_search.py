@@ -165,13 +165,72 @@ def test_trials_of_the_search_fork_from_one_parent(tiny_search: Any) -> None:
     assert len(search.table(tiny_search.records.records).splitlines()) == 6
 
 
+def test_a_trial_that_cannot_end_in_time_is_not_started_and_named(
+    tiny_search: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import planner_search as search
+    from peers.pace import Taken
+
+    tiny_search.options.arms, tiny_search.options.epochs = ["narrow", "taylor"], 60
+    tiny_search.times.pace.learn("tiny", "narrow", Taken(100.0, 7.0))
+    tiny_search.times.deadline = time.time() + 500
+    narrow, parent, taylor = (search.Trial(arm, 0, 60) for arm in ("narrow", "parent", "taylor"))
+    undone = tiny_search.do()
+    assert (undone.late, undone.waiting, undone.failed) == ([narrow, parent], [taylor], [])
+    assert f"2 runs are not started, for want of time:\n  {narrow}" in capsys.readouterr().out
+    assert tiny_search.epochs_left(taylor) == 59  # the tiny parent's first epoch is another's
+    tiny_search.times.deadline = time.time() + 600
+    assert tiny_search.fits(narrow, [])
+
+
+def test_places_that_are_free_while_a_parent_trains_its_first_epochs_are_used(
+    tiny_search: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_search.options.arms, tiny_search.options.epochs = ["taylor"], 2
+    tiny_search.options.seeds, tiny_search.options.together = [0, 1], 2
+    undone = tiny_search.do()
+    assert not any((undone.late, undone.waiting, undone.failed))
+    started = [line for line in capsys.readouterr().out.splitlines() if ": starts" in line]
+    assert ["arm='parent', seed=0" in started[0], "arm='parent', seed=1" in started[1]] == [True, True]
+    assert len(started) == 4
+
+
+def test_a_trial_that_diverges_is_recorded_and_shown(
+    tiny_search: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import planner_search as search
+    from pcn.training.losses import Losses
+
+    monkeypatch.setattr(Losses, "mean", lambda losses: math.nan)
+    tiny_search.options.epochs, tiny_search.options.arms = 2, ["narrow"]
+    (trial,) = tiny_search.left()
+    attempt, job = tiny_search.work(trial)
+    tiny_search.finished(trial, attempt(job))
+    assert tiny_search.left() == []
+    assert f"{trial}: diverged" in capsys.readouterr().out
+    *_, row = search.table(tiny_search.records.records).splitlines()
+    assert row == "| narrow | 2 | 1, 1 diverged |  |  |  |  |  |"
+
+
+def test_the_results_of_the_search_lie_in_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    import planner_search as search
+    from peers import RESULTS
+
+    assert search.arguments().parse_args([]).results == RESULTS
+    assert (RESULTS / search.RECORDS).is_file()
+    with pytest.raises(SystemExit):  # before anything is trained for it
+        search.arguments().parse_args(["--results", str(RESULTS / search.RECORDS)])
+    assert "is a file: give a folder" in capsys.readouterr().err
+
+
 def test_two_processes_record_a_trial_once(tiny_search: Any) -> None:
     import planner_search as search
     from records import Records
 
     other = search.Search(Records(tiny_search.records.path), tiny_search.options)
     for each, accuracy in ((tiny_search, 90.0), (other, 80.0)):
-        each.finished(search.Trial("taylor", 0), {**dict.fromkeys(search.FIELDS), "validation_accuracy": accuracy})
+        measured = {**dict.fromkeys((*search.FIELDS, "epoch_seconds")), "validation_accuracy": accuracy}
+        each.finished(search.Trial("taylor", 0), measured)
     assert [r["validation_accuracy"] for r in Records(tiny_search.records.path).records] == [90.0]
     assert other.recorded(search.Trial("taylor", 0))
 
@@ -220,7 +279,7 @@ def test_a_network_that_changes_twice_can_be_stopped(tiny_search: Any, arm: str)
     while (found := run(dataclasses.replace(job, deadline=time.time() + 0.01 + 0.3 * stops))) is None:
         stops += 1
     assert stops >= 1
-    ignored = {"switch_seconds", "epochs_trained"}  # of the last process alone
+    ignored = {"switch_seconds", "epochs_trained", "epoch_seconds"}  # of the last process alone
     assert {k: v for k, v in found.items() if k not in ignored} == {
         k: v for k, v in expected.items() if k not in ignored
     }
