@@ -1,9 +1,10 @@
-"""Try ways to plan and to switch against each other on WideResNet-20, cheaply: 20 epochs, on the validation split only.
+"""Try ways to plan and to switch against each other, cheaply: 20 epochs, on the validation split only.
 
     python benchmarks/planner_search.py --data DIR --together 6 --time-limit 1700
     python benchmarks/planner_search.py --data DIR --arms "plain directions" taylor --seeds 0 1 2
     python benchmarks/planner_search.py --data DIR --arms promising             # those of PROMISING, in that order
     python benchmarks/planner_search.py --data DIR --arms finalists --epochs 60 # the same schedule, three times as long
+    python benchmarks/planner_search.py --data DIR --arms conv4                 # those of Conv4, by its own protocol
     python benchmarks/planner_search.py --table                # differences from a narrower network, from the results
 
 An arm is one line of ARMS in peers/arms.py: a name, and what it changes in the settings of the first arm, or its own
@@ -26,7 +27,7 @@ import torch
 from pcn.training import Settings
 from pcn.training.run_folder import METRICS
 from peers import RESULTS, folder
-from peers.arms import ARMS, GROUPS, UNSWITCHED
+from peers.arms import ARMS, CONV4, GROUPS, UNSWITCHED
 from peers.late_changes import EPOCHS, scaled
 from peers.one_run import UNWATCHED, Job, attempt, check_data, epochs_seen, folder_name, trunk_name
 from peers.pace import FILE, Pace, way
@@ -37,7 +38,7 @@ from processes import Undone, Work, run_each
 from records import Record, Records
 
 RECORDS = "planner_search.json"
-PARENT, TARGET = "wide_resnet20", 1_094_154
+PARENT = "wide_resnet20"  # where an arm names no other network
 SEEDS = (0, 1, 2, 3, 4)
 FIELDS = (
     "trainable_params",
@@ -62,6 +63,15 @@ class Trial:
     epochs: int = EPOCHS
 
     @property
+    def network(self) -> str:
+        return ARMS[self.arm].get("network", PARENT)
+
+    @property
+    def target(self) -> int:
+        """The number of trained parameters that it ends with, unless it is a parent."""
+        return PARENTS[self.network].sizes[0]
+
+    @property
     def parent(self) -> Trial | None:
         """What the trial forks from, unless it is a parent itself or trained from scratch."""
         arm = ARMS[self.arm]
@@ -69,14 +79,16 @@ class Trial:
             return None
         from_the_start = ("learning_rate", "weight_decay") if arm.get("carry_state", True) else ("learning_rate",)
         shared = {name: arm[name] for name in from_the_start if name in arm}  # a carried optimizer keeps its decay
-        return replace(self, arm=next(name for name, each in ARMS.items() if each == {**UNSWITCHED, **shared}))
+        network = CONV4 if self.network == "conv4" else {}
+        unswitched = {**network, **UNSWITCHED, **shared}
+        return replace(self, arm=next(name for name, each in ARMS.items() if each == unswitched))
 
     @property
     def switch_epoch(self) -> int | None:
         """The epoch after which it switches, scaled from the arm's; None for a network that never does."""
         asked = ARMS[self.arm].get("switch_at")
         if asked is None:
-            return PARENTS[PARENT].switch(self.epochs)
+            return PARENTS[self.network].switch(self.epochs)
         return None if asked == "never" else scaled(int(asked), self.epochs)
 
     @property
@@ -88,13 +100,13 @@ class Trial:
 
 def settings(trial: Trial, data: Path) -> Settings:
     """The parent's recipe, with the planner's switch and what the arm changes."""
-    base = replace(PARENTS[PARENT].recipe(trial.seed, trial.epochs, data), **UNWATCHED)
-    changes = {name: value for name, value in ARMS[trial.arm].items() if name not in ("switch", "switch_at")}
+    base = replace(PARENTS[trial.network].recipe(trial.seed, trial.epochs, data), **UNWATCHED)
+    changes = {name: value for name, value in ARMS[trial.arm].items() if name not in ("network", "switch", "switch_at")}
     if "model" in changes:
-        changes["model_options"] = {"parent": base.model, "options": base.model_options, "target": TARGET}
+        changes["model_options"] = {"parent": base.model, "options": base.model_options, "target": trial.target}
     if trial.switch_epoch is None:
         return replace(base, **changes)
-    usual = {"params": TARGET, "switch_at": str(trial.switch_epoch), "precondition": 0.0, "analysis_mode": "eval"}
+    usual = {"params": trial.target, "switch_at": str(trial.switch_epoch), "precondition": 0.0, "analysis_mode": "eval"}
     return replace(base, **{**usual, **changes})
 
 
@@ -104,9 +116,13 @@ class Search:
     def __init__(self, records: Records, options: argparse.Namespace) -> None:
         self.records, self.options = records, options
         pace = Pace(records.path.parent / FILE, way(options.together, eager=options.eager))
-        self.times = Timetable[Trial](pace, options.time_limit, lambda trial: (PARENT, trial.arm), self.epochs_left)
+        self.times = Timetable[Trial](
+            pace, options.time_limit, lambda trial: (trial.network, trial.arm), self.epochs_left
+        )
         self.to_do: list[Trial] = []
-        self.compiled = torch.cuda.is_available() and not options.eager
+
+    def compiled(self, trial: Trial) -> bool:
+        return torch.cuda.is_available() and not self.options.eager and PARENTS[trial.network].compiled
 
     def left(self) -> list[Trial]:
         """What is left to do, seed by seed, each parent before the first that forks from it."""
@@ -140,6 +156,7 @@ class Search:
             until=self.times.deadline,
             ready=lambda item, running: self.ready(item),
             fits=self.fits,
+            reuse=lambda item: not PARENTS[item.network].compiled,
             stuck=lambda item: self.times.stuck(item, self.folder(item, self.epochs(item)) / METRICS),
         )
         say_not_started(undone.late, "for want of time")
@@ -178,7 +195,7 @@ class Search:
             leaves=self.trunks(trial),
             make_switch=ARMS[trial.arm].get("switch"),
             reads_test=False,
-            compiled=self.compiled,
+            compiled=self.compiled(trial),
             deadline=self.times.deadline,
         )
 
@@ -187,12 +204,12 @@ class Search:
         return None if trial.parent is None else self.trunk_file(trial.parent, trial.switch_epoch)
 
     def trunk_file(self, parent: Trial, epoch: int | None) -> Path:
-        return self.options.work / "trunks" / trunk_name(f"{parent.file_name}-after{epoch}", self.compiled)
+        return self.options.work / "trunks" / trunk_name(f"{parent.file_name}-after{epoch}", self.compiled(parent))
 
     def folder(self, trial: Trial, epochs: int) -> Path:
         """Where a run of so many of the trial's epochs keeps its checkpoints."""
         name = trial.file_name if epochs == trial.epochs else f"{trial.file_name}-to{epochs}"
-        return self.options.work / folder_name(name, self.compiled)
+        return self.options.work / folder_name(name, self.compiled(trial))
 
     def finished(self, trial: Trial, measured: Record | None) -> None:
         if measured is None:

@@ -1,6 +1,7 @@
 """The arms of the search for a planner: what each changes in the settings of the first, or a switch of its own.
 
-Epochs at which a network switches or changes again are those of a run of 20; a longer run scales them.
+Those without a ``network`` are of WideResNet-20. Epochs at which a network switches or changes again are those of a run
+of 20; a longer run scales them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ SIZED = {**AS_TRAINED, "switch": SizedByWeights}
 ENDS = ("conv1", "fc")  # the first and the last layer, which are small
 EVENLY = {"worth": "evenly", "exclude": ENDS}
 TUNED = {"learning_rate": 0.05, "weight_decay": 5e-4}  # the best of the comparison's grid for the parent
+CONV4 = {"network": "conv4", "precondition": None, "analysis_mode": None}  # it has no batch norm
 ARMS: dict[str, dict[str, Any]] = {
     "plain directions": {},
     "parent": UNSWITCHED,
@@ -167,6 +169,15 @@ ARMS: dict[str, dict[str, Any]] = {
     "switch after 1": {"switch_at": "1"},
     "switch after 4": {"switch_at": "4"},
     "switch after 8": {"switch_at": "8"},
+    "conv4": {**CONV4, **UNSWITCHED},
+    "conv4, narrow": {**CONV4, **NARROW},
+    "conv4, paper's ranks": {**CONV4, "params": None, "pcn": "conv4-pcn"},
+    "conv4, planner": CONV4,
+    "conv4, patterns chosen": {**CONV4, "patterns": True},
+    "conv4, drops channels": {**CONV4, "drop_channels": True},
+    "conv4, patterns chosen, drops channels": {**CONV4, "patterns": True, "drop_channels": True},
+    "conv4, taylor": {**CONV4, "worth": "taylor"},
+    "conv4, patterns chosen, taylor": {**CONV4, "patterns": True, "worth": "taylor"},
 }
 # Arms of which there are results and no code any more: up to commit f0e2769 every direction had as many patterns, those
 # of most variance.
@@ -262,6 +273,7 @@ PATTERNS = (  # the library's own form of that: ranks handed out, or the same sh
     "tuned, batch statistics, precondition 1, floor 3/16",
     "tuned, batch statistics, precondition 1",
 )
+OF_CONV4 = tuple(name for name, arm in ARMS.items() if arm.get("network") == "conv4")
 GROUPS = {
     "promising": PROMISING,
     "finalists": FINALISTS,
@@ -270,4 +282,5 @@ GROUPS = {
     "bases": BASES,
     "patches": PATCHES,
     "patterns": PATTERNS,
+    "conv4": OF_CONV4,
 }

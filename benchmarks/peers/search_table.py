@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from markdown_tables import markdown
-from peers.arms import ARMS, GONE, NARROW
+from peers.arms import ARMS, CONV4, GONE, NARROW, UNSWITCHED
 from peers.intervals import paired_difference
 from peers.report import by_seed, counted, mean, shown
 from records import Record
@@ -62,13 +63,20 @@ def _narrow(arm: str) -> str | None:
     if "learning_rate" in changes:  # each at the best of its grid
         return "narrow, tuned"
     decay = {"weight_decay": changes["weight_decay"]} if "weight_decay" in changes else {}
-    return next((name for name, each in ARMS.items() if each == {**NARROW, **decay}), None)
+    return _named(arm, {**NARROW, **decay})
+
+
+def _named(beside: str, changes: dict[str, Any]) -> str | None:
+    """The arm of the same network as another that has just these changes."""
+    network = CONV4 if "network" in EVERY[beside] else {}
+    return next((name for name, each in ARMS.items() if each == {**network, **changes}), None)
 
 
 def _operations(runs: list[Record], by_arm: dict[str, list[Record]]) -> str:
     """Those of the whole training over the narrower network's; blank where a part of that is not recorded."""
     first = runs[0]
-    parent, narrow, own = (mean(each, "flops_per_sample") for each in (by_arm["parent"], by_arm["narrow"], runs))
+    beside = [by_arm.get(_named(first["arm"], changes) or "", []) for changes in (UNSWITCHED, NARROW)]
+    parent, narrow, own = (mean(each, "flops_per_sample") for each in (*beside, runs))
     if narrow is None or own is None:
         return ""
     first_network = narrow if "model" in EVERY[first["arm"]] else parent

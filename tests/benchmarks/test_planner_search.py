@@ -20,15 +20,17 @@ from pcn.training.requests import build_model
 
 def test_every_arm_of_the_search_can_be_set_up(tmp_path: Path) -> None:
     import planner_search as search
+    from pcn import models
     from pcn.models import wide_resnet20
     from pcn.training.requests import requested
 
     assert next(iter(search.ARMS)) == "plain directions"
-    names = [name for name, _ in wide_resnet20(width=4).named_modules()]
+    resnet, conv4 = ([name for name, _ in model.named_modules()] for model in (wide_resnet20(width=4), models.conv4()))
     for trial in [search.Trial(arm, 3, epochs) for arm in search.ARMS for epochs in (20, 60)]:
         settings = search.settings(trial, tmp_path)
         assert settings.seed == 3
-        assert settings.model_options == {} or settings.model_options["target"] == search.TARGET
+        assert settings.model_options == {} or settings.model_options["target"] == trial.target
+        assert trial.target == (101_810 if "conv4" in trial.arm else 1_094_154)
         if trial.switch_epoch is None:
             assert settings.switch_at == "never"
             assert trial.parent is None
@@ -36,8 +38,9 @@ def test_every_arm_of_the_search_can_be_set_up(tmp_path: Path) -> None:
         assert int(settings.switch_at) == trial.switch_epoch < settings.epochs
         first = settings if trial.parent is None else search.settings(trial.parent, tmp_path)
         assert first.weight_decay in (settings.weight_decay, 1e-4)
+        assert first.model == settings.model
         asked = requested(settings)
-        getattr(asked, "config", asked).check_names(names)
+        getattr(asked, "config", asked).check_names(conv4 if settings.model == "conv4" else resnet)
 
 
 def test_shortcuts_are_left_whole_where_an_arm_says_so(tmp_path: Path) -> None:
@@ -91,10 +94,15 @@ def tiny_search(tiny_parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     import planner_search as search
     from records import Records
 
-    for name, value in {"PARENT": "tiny", "TARGET": 120_000}.items():
-        monkeypatch.setattr(search, name, value)
+    monkeypatch.setattr(search, "PARENT", "tiny")
     work = {"data": tmp_path, "work": tmp_path / "work", "eager": True, "epochs": 20}
-    options = argparse.Namespace(arms=list(search.ARMS), seeds=[0], together=1, time_limit=math.inf, **work)
+    options = argparse.Namespace(
+        arms=[name for name, arm in search.ARMS.items() if "network" not in arm],
+        seeds=[0],
+        together=1,
+        time_limit=math.inf,
+        **work,
+    )
     return search.Search(Records(tmp_path / "search.json"), options)
 
 
@@ -239,9 +247,9 @@ def test_trunks_say_how_they_were_trained_in_their_names(tiny_search: Any) -> No
     import planner_search as search
 
     trial = search.Trial("taylor", 0)
-    tiny_search.compiled = True
+    tiny_search.compiled = lambda trial: True
     compiled = tiny_search.trunk(trial), tiny_search.folder(trial, 5)
-    tiny_search.compiled = False
+    tiny_search.compiled = lambda trial: False
     assert not set(compiled) & {tiny_search.trunk(trial), tiny_search.folder(trial, 5)}
 
 

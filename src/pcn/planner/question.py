@@ -145,6 +145,8 @@ class Question:
         own = self._worth(Response(), stats, batches) if by_size else worth
         choosing = [layer for layer in self.layers if len(tried_patterns(layer, self.budget)) > 1]
         patterns = tap_shares(self.model, stats, choosing, self.budget.rank_step)
+        if by_size or isinstance(self.budget.worth, Response):  # here it is known how the taps go together
+            own = {**own, **{name: shares[:, -1] for name, shares in patterns.items()}}
         return {
             layer.name: Value(
                 own[layer.name],

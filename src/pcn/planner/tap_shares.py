@@ -47,10 +47,10 @@ def tried_patterns(layer: LayerPlan, budget: Budget) -> tuple[int | None, ...]:
 
 @torch.no_grad()
 def tap_shares(model: nn.Module, stats: Statistics, layers: Sequence[LayerPlan], step: int) -> dict[str, Tensor]:
-    """Return (ranks + 1, taps + 1) for every layer: of the response through r directions, what q patterns each keep.
+    """Return (ranks + 1, taps + 1) for every layer: the share of its response that r directions in q patterns keep.
 
-    These are measured along principal directions on the first batch that the statistics saw. Ranks between multiples
-    of ``step`` hold what the next below does.
+    It is measured along principal directions on the first batch that the statistics saw. Ranks between multiples of
+    ``step`` hold what the next below does.
     """
     for layer in layers:
         check_batch(layer.name, "patterns=True", stats)
@@ -70,15 +70,18 @@ def tap_shares(model: nn.Module, stats: Statistics, layers: Sequence[LayerPlan],
 def kept_shares(responses: Tensor, step: int, width: int) -> Tensor:
     """Return (width + 1, taps + 1) from what the layer makes of each pattern (g, r, taps), as they would be chosen.
 
-    >>> kept_shares(torch.tensor([[[5.0, 1.0], [3.0, 1.0]]]), 1, 2)[:, 1]
-    tensor([1.0000, 0.8333, 0.8000], dtype=torch.float64)
+    >>> kept_shares(torch.tensor([[[5.0, 1.0], [3.0, 1.0]]]), 1, 2)[:, 1:]
+    tensor([[0.0000, 0.0000],
+            [0.5000, 0.6000],
+            [0.8000, 1.0000]], dtype=torch.float64)
     """
     known, taps = responses.shape[1:]
     ranked = responses.double().sort(dim=2, descending=True).values
-    shares = torch.ones(width + 1, taps + 1, dtype=torch.float64, device=responses.device)
+    total = ranked.sum().clamp_min(torch.finfo(ranked.dtype).tiny)
+    shares = torch.zeros(width + 1, taps + 1, dtype=torch.float64, device=responses.device)
     for rank in sorted({*range(step, known + 1, step), known}):
         first, others = ranked[:, :rank, :1].sum((1, 2)), ranked[:, :rank, 1:].flatten(1).sort(descending=True).values
         # Each direction has one pattern, and those of most worth among all have the others.
         sums = torch.cat([first[:, None], first[:, None] + others.cumsum(1)], 1).sum(0)
-        shares[rank:, 1:] = sums[torch.arange(taps, device=sums.device) * rank] / sums[-1].clamp_min(1e-300)
+        shares[rank:, 1:] = sums[torch.arange(taps, device=sums.device) * rank] / total
     return shares

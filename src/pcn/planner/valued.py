@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from pcn.planner.options import Option, Price
@@ -16,9 +17,10 @@ WHOLE = 1e-9  # by so much a whole layer is worth more than all its directions
 class Value:
     """What there is to know of a layer: ``worth[r]`` is what r directions are worth.
 
-    Of that, s trained outputs keep the share ``outputs[r, s]`` and q patterns of taps ``patterns[r, q]``. Where worth
-    goes by ``size`` alone, size[r] is what a layer is worth that trains as much as r directions do, and the worth only
-    says which form is the best of those that cost as much.
+    Of that, s trained outputs keep the share ``outputs[r, s]``. ``patterns[r, q]`` is the share of the layer's response
+    that r directions keep in q patterns of taps, the last of them in every tap. Where worth goes by ``size`` alone,
+    size[r] is what a layer is worth that trains as much as r directions do, and the worth only says which form is the
+    best of those that cost as much.
     """
 
     worth: Tensor
@@ -40,7 +42,8 @@ class Value:
         if self.outputs is not None and option.output_rank is not None:
             kept *= float(self.outputs[min(option.rank, len(self.outputs) - 1), option.output_rank])
         if self.patterns is not None and option.kernel_rank is not None:
-            kept *= float(self.patterns[min(option.rank, len(self.patterns) - 1), option.kernel_rank])
+            row = self.patterns[min(option.rank, len(self.patterns) - 1)]
+            kept *= float(row[option.kernel_rank] / row[-1].clamp_min(torch.finfo(row.dtype).tiny))
         return float(self.worth[option.rank]) * kept
 
     def _by_size(self, option: Option) -> float:
