@@ -118,7 +118,7 @@ def test_even_shares_stay_even() -> None:
     budget = pcn.Budget(params=0.5, step=1, worth=pcn.Evenly(), patterns=True, config=FREE)
     layers = [pcn.make_plan(model, stats, budget).layers[name] for name in ("3", "6")]
     shares = [layer.rank * layer.trained_taps * layer.groups / (layer.in_features * layer.taps) for layer in layers]
-    assert max(shares) - min(shares) < 0.05
+    assert max(shares) - min(shares) < 0.1
 
 
 def test_noise_gets_more_patterns_than_smooth_images_do() -> None:

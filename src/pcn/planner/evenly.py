@@ -13,15 +13,17 @@ from pcn.layers import canonical_weight
 from pcn.planner.values import Values
 from pcn.statistics import Statistics
 
+STEEP = 1000.0  # a layer that has a thousandth or less of its directions is as urgent as can be
+
 
 @dataclass(frozen=True)
 class Evenly:
-    """A layer with w inputs and p weights that trains as much as r of its directions do is worth p log(1 + r).
+    """A layer of p weights that trains as much as the share s of its directions is worth p log(1 + 1000 s).
 
-    Where a direction costs p / w trained parameters, one more is worth w / (1 + r) for its price, the less the larger
-    the share that a layer has: whoever has least is served next. Where directions are read in patterns of taps they
-    cost less, and a layer gets as many more of them. Which of the forms that cost as much a layer has goes by its
-    response, and which directions it keeps is its basis's.
+    A little more of any layer is then worth as much for its price as of any other with the same share, and the less
+    the larger that is: whoever has least is served next. Where directions are read in patterns of taps they cost less,
+    and a layer gets as many more of them. Which of the forms that cost as much a layer has goes by its response, and
+    which directions it keeps is its basis's.
     """
 
     needs_batches: ClassVar[bool] = False
@@ -31,6 +33,6 @@ class Evenly:
         widths = {name: stats.spectrum(name).width for name in layers}
         return {
             name: canonical_weight(model.get_submodule(name)).numel()
-            * torch.arange(width + 1, dtype=torch.float64).log1p()
+            * (STEEP * torch.linspace(0, 1, width + 1, dtype=torch.float64)).log1p()
             for name, width in widths.items()
         }
