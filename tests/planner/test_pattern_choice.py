@@ -67,6 +67,9 @@ def response_kept(plan: pcn.Plan, model: nn.Module, x: Tensor, name: str) -> flo
 def test_shares_are_those_of_what_would_be_chosen(groups: int, directions: int, taps: int, seed: int) -> None:
     responses = torch.rand(groups, directions, taps, generator=torch.Generator().manual_seed(seed)).double()
     shares = kept_shares(responses, 1, directions)
+    coarse = kept_shares(responses, 4, directions)
+    looked_at = [*range(min(4, directions + 1)), directions]
+    assert torch.equal(coarse[looked_at], shares[looked_at])
     for rank, count in itertools.product(range(1, directions + 1), range(1, taps + 1)):
         among = responses[:, :rank]
         kept = among[choose(among, rank * count).of].sum()

@@ -86,7 +86,7 @@ def lowest(layer: LayerPlan, budget: Budget, prices: Prices) -> list[Option]:
     outputs = (
         multiples(budget.rank_step, layer.out_features // layer.groups - 1) if on_both_sides(layer, budget) else ()
     )
-    fewest = sorted({each or layer.taps for each in tried_patterns(layer, budget)})[0]
+    fewest = min(each or layer.taps for each in tried_patterns(layer, budget))
     planned = replace(planned, kernel_rank=fewest if fewest < layer.taps else None)
     forms = [planned, *(replace(planned, output_rank=trained) for trained in outputs[:1])]
     smaller = [form for form in forms if not (budget.config.skip_larger and (form.is_larger or form.is_slower))]

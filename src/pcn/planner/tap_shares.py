@@ -50,7 +50,7 @@ def tap_shares(model: nn.Module, stats: Statistics, layers: Sequence[LayerPlan],
     """Return (ranks + 1, taps + 1) for every layer: the share of its response that r directions in q patterns keep.
 
     It is measured along principal directions on the first batch that the statistics saw. Ranks between multiples of
-    ``step`` hold what the next below does.
+    ``step``, from the first on, hold what the next below does.
     """
     for layer in layers:
         check_batch(layer.name, "patterns=True", stats)
@@ -79,7 +79,8 @@ def kept_shares(responses: Tensor, step: int, width: int) -> Tensor:
     ranked = responses.double().sort(dim=2, descending=True).values
     total = ranked.sum().clamp_min(torch.finfo(ranked.dtype).tiny)
     shares = torch.zeros(width + 1, taps + 1, dtype=torch.float64, device=responses.device)
-    for rank in sorted({*range(step, known + 1, step), known}):
+    # A layer that has lost inputs may have fewer than a step.
+    for rank in sorted({*range(1, min(step, known)), *range(step, known + 1, step), known}):
         first, others = ranked[:, :rank, :1].sum((1, 2)), ranked[:, :rank, 1:].flatten(1).sort(descending=True).values
         # Each direction has one pattern, and those of most worth among all have the others.
         sums = torch.cat([first[:, None], first[:, None] + others.cumsum(1)], 1).sum(0)
