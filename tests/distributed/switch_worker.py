@@ -107,6 +107,15 @@ def check_patterns_of_taps_are_measured_by_all_ranks() -> None:
     near(unwrap(model)(firsts), reference(firsts), 1e-6)
 
 
+def check_one_rank_chooses_how_many_patterns_there_are() -> None:
+    wish = pcn.Budget(params=0.75, step=1, patterns=True, config=pcn.PCNConfig(exclude=("conv1", "fc*")))
+    model = DistributedDataParallel(built(NormNet))
+    plan = pcn.Switch(model, None, wish).now(own_batches())
+    assert plan.layers["conv2"].kernel_rank is not None
+    assert sum(p.numel() for p in model.parameters()) <= 0.75 * sum(p.numel() for p in built(NormNet).parameters())
+    assert same_everywhere(state_hash(model))
+
+
 def check_ranks_without_a_batch_take_part() -> None:
     for empty in (0, size() - 1):
         model = DistributedDataParallel(built())
