@@ -296,13 +296,33 @@ def test_a_network_that_changes_twice_can_be_stopped(tiny_search: Any, arm: str)
 
 @pytest.mark.slow
 def test_every_arm_of_the_search_trains(tiny_search: Any) -> None:
-    import planner_search as search
     from peers.one_run import run
 
     tiny_search.options.epochs = 13
     for trial in tiny_search.left():
         tiny_search.finished(trial, run(tiny_search.job(trial)))
-    assert {record["arm"] for record in tiny_search.records.records} == set(search.ARMS)
+    assert {record["arm"] for record in tiny_search.records.records} == set(tiny_search.options.arms)
+
+
+@pytest.mark.slow
+def test_every_arm_of_conv4_trains_to_its_size(tiny_search: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from peers.arms import OF_CONV4
+    from peers.one_run import run
+    from peers.parents import PARENTS
+
+    conv4 = PARENTS["conv4"]
+    small = {"data": "benchmarks.generated_images:small_data", "data_options": {"size": 32}, "batch": 16}
+    recipe = lambda *which: dataclasses.replace(conv4.recipe(*which), **small)  # noqa: E731
+    monkeypatch.setitem(PARENTS, "conv4", dataclasses.replace(conv4, recipe=recipe))
+    tiny_search.options.epochs, tiny_search.options.arms = 3, list(OF_CONV4)
+    for trial in tiny_search.left():
+        tiny_search.finished(trial, run(tiny_search.job(trial)))
+    found = {record["arm"]: record for record in tiny_search.records.records}
+    assert set(found) == set(OF_CONV4)
+    sizes = {arm: record["trainable_params"] for arm, record in found.items()}
+    assert sizes.pop("conv4") == 2_425_930
+    assert all(0.95 * 101_810 < size < 1.05 * 101_810 for size in sizes.values())
+    assert all(record["switch_epoch"] == 2 for arm, record in found.items() if arm not in ("conv4", "conv4, narrow"))
 
 
 def test_the_search_compares_arms_with_a_narrower_network_over_as_many_epochs() -> None:
