@@ -27,7 +27,7 @@ import torch
 from pcn.training import Settings
 from pcn.training.run_folder import METRICS
 from peers import RESULTS, folder
-from peers.arms import ARMS, CONV4, GROUPS, UNSWITCHED
+from peers.arms import ARMS, GROUPS, UNSWITCHED, alike
 from peers.late_changes import EPOCHS, scaled
 from peers.one_run import UNWATCHED, Job, attempt, check_data, epochs_seen, folder_name, trunk_name
 from peers.pace import FILE, Pace, way
@@ -79,9 +79,9 @@ class Trial:
             return None
         from_the_start = ("learning_rate", "weight_decay") if arm.get("carry_state", True) else ("learning_rate",)
         shared = {name: arm[name] for name in from_the_start if name in arm}  # a carried optimizer keeps its decay
-        network = CONV4 if self.network == "conv4" else {}
-        unswitched = {**network, **UNSWITCHED, **shared}
-        return replace(self, arm=next(name for name, each in ARMS.items() if each == unswitched))
+        unswitched = alike(self.arm, {**UNSWITCHED, **shared})
+        assert unswitched is not None
+        return replace(self, arm=unswitched)
 
     @property
     def switch_epoch(self) -> int | None:

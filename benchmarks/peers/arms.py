@@ -186,6 +186,15 @@ GONE: dict[str, dict[str, Any]] = {
     "tuned, batch statistics, precondition 1, kernel rank 4, even ranks": TUNED,
     "tuned, batch statistics, precondition 1, kernel rank 5, even ranks": TUNED,
 }
+EVERY = {**ARMS, **GONE}
+
+
+def alike(arm: str, changes: dict[str, Any]) -> str | None:
+    """The arm of the same network as another that has just these changes."""
+    network = CONV4 if "network" in EVERY[arm] else {}
+    return next((name for name, each in ARMS.items() if each == {**network, **changes}), None)
+
+
 PROMISING = (  # to be tried first
     "narrow",
     "batch statistics, precondition 1, taylor",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from markdown_tables import markdown
-from peers.arms import ARMS, CONV4, GONE, NARROW, UNSWITCHED
+from peers.arms import EVERY, NARROW, UNSWITCHED, alike
 from peers.intervals import paired_difference
 from peers.report import by_seed, counted, mean, shown
 from records import Record
@@ -23,7 +22,6 @@ HEAD = (
     "minus narrow (95%)",
 )
 ACCURACY = "validation_accuracy"
-EVERY = {**ARMS, **GONE}
 
 
 def table(records: Sequence[Record]) -> str:
@@ -63,19 +61,13 @@ def _narrow(arm: str) -> str | None:
     if "learning_rate" in changes:  # each at the best of its grid
         return "narrow, tuned"
     decay = {"weight_decay": changes["weight_decay"]} if "weight_decay" in changes else {}
-    return _named(arm, {**NARROW, **decay})
-
-
-def _named(beside: str, changes: dict[str, Any]) -> str | None:
-    """The arm of the same network as another that has just these changes."""
-    network = CONV4 if "network" in EVERY[beside] else {}
-    return next((name for name, each in ARMS.items() if each == {**network, **changes}), None)
+    return alike(arm, {**NARROW, **decay})
 
 
 def _operations(runs: list[Record], by_arm: dict[str, list[Record]]) -> str:
     """Those of the whole training over the narrower network's; blank where a part of that is not recorded."""
     first = runs[0]
-    beside = [by_arm.get(_named(first["arm"], changes) or "", []) for changes in (UNSWITCHED, NARROW)]
+    beside = [by_arm.get(alike(first["arm"], changes) or "", []) for changes in (UNSWITCHED, NARROW)]
     parent, narrow, own = (mean(each, "flops_per_sample") for each in (*beside, runs))
     if narrow is None or own is None:
         return ""

@@ -41,8 +41,8 @@ def forms(
     two_sided: bool,
     only_smaller: bool,
     allow_costlier: bool,
+    patterns: Sequence[int | None],
     floor: float = 0.0,
-    patterns: Sequence[int | None] = (None,),
 ) -> Iterator[Option]:
     """Yield the layer as it is, and its forms in steps of rank; with ``only_smaller`` none that is larger or slower.
 
