@@ -30,7 +30,7 @@ SIZES = {"width": 64, "rank": 16, "ROWS": 32, "COLUMNS": 64, "DIRECTIONS": 16, "
 IMAGES = Geometry(32, 32, channels=16, filters=64, kernel_height=3, kernel_width=3, stride=1, padding=1)
 TILES = {"ROWS": 64, "DEPTH": 128, "REST": 16, "BANDS": 4, "STAGES": 2, "NEAR": False, "EVEN": True}
 CONV = IMAGES._asdict() | {"out_height": 32, "out_width": 32, "weight": "*bf16"} | TILES
-PARTS = {"width": 300, "CENTRE": False, "EMIT": False, "TURNED": False}
+PARTS = {"width": 300, "CENTRE": False, "EMIT": False, "TURNED": False, "EVEN": False}
 KERNELS = {
     "forward": (norm_kernel.pcn_norm, {"CENTRE": True, "EMIT": True, "TURNED": False, "FLAT": False}),
     "forward in parts": (norm_kernel.pcn_norm, PARTS | {"FLAT": False}),
@@ -38,11 +38,14 @@ KERNELS = {
     "forward, turned": (norm_kernel.pcn_norm, {"CENTRE": True, "EMIT": True, "FLAT": False, "DIRECTIONS": 64}),
     "sums": (norm_sums_kernel.pcn_norm_sums, {"MASK": 2, "WRITE": True, "TURNED": False}),
     "sums, turned": (norm_sums_kernel.pcn_norm_sums, {"MASK": 1, "WRITE": True, "ROWS": 64}),
+    "sums, some rows missing": (norm_sums_kernel.pcn_norm_sums, {"MASK": 2, "TURNED": False, "EVEN": False}),
     "gradients": (norm_gradients_kernel.pcn_norm_gradients, {"TURNED": False}),
     "gradients, high rank": (norm_gradients_kernel.pcn_norm_gradients, {"rank": 40, "TURNED": False}),
+    "gradients, some rows missing": (norm_gradients_kernel.pcn_norm_gradients, {"TURNED": False, "EVEN": False}),
     "gradients, turned": (norm_gradients_kernel.pcn_norm_gradients, {"rank": 40, "ROWS": 64}),
     "sums in all": (norm_sums_kernel.pcn_norm_sums_merge, {"ADDED": 512, "COLUMNS": 8}),
     "moments": (moments_kernel.pcn_moments, {"ADD": True}),
+    "moments, some rows missing": (moments_kernel.pcn_moments, {"ADD": True, "EVEN": False}),
     "moments in all": (moments_kernel.pcn_moments_merge, {"MERGED": 512, "COLUMNS": 8}),
     "convolution": (conv_kernel.pcn_conv, CONV | {"REVERSED": False}),
     "convolution by way of L1": (conv_kernel.pcn_conv, CONV | {"REVERSED": False, "EVEN": False, "NEAR": True}),

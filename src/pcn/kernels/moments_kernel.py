@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pcn.kernels.launch import CHOICES, Launch, programs, tiles_of
-from pcn.kernels.tiles import column_tile, offset_of
+from pcn.kernels.tiles import column_tile, even, offset_of, read, write
 
 PER_PROCESSOR = 6  # programs
 MORE_OR_LESS = (2, 4, 8, 12, 16)  # the same in launches that are worth timing
@@ -42,7 +42,7 @@ def moments(rows: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor, 
         pcn_moments[(parts, tiles)](
             rows, rows if other is None else other, total, held, count, each, width,
             ADD=other is not None, ROWS=launch.rows, COLUMNS=launch.columns, STAGES=launch.stages,
-            num_warps=launch.warps,
+            EVEN=even(rows, launch), num_warps=launch.warps,
         )  # fmt: skip
         merge(held, mean, variance, count, each)
 
@@ -59,6 +59,7 @@ def shared_out(rows: Tensor, launch: Launch, usual: int) -> tuple[int, int, int]
     tiles = triton.cdiv(width, launch.columns)
     wanted = max(1, programs(rows.device, launch.per_processor or usual) // tiles)
     each = max(FEWEST_ROWS, triton.cdiv(count, wanted))
+    each = triton.cdiv(each, launch.rows) * launch.rows  # whole tiles: the last would take as long as a full one
     return triton.cdiv(count, each), tiles, each
 
 
@@ -80,7 +81,7 @@ def merge(held: Tensor, mean: Tensor, variance: Tensor, count: int, each: int) -
 @triton.jit(do_not_specialize=["count", "each"])
 def pcn_moments(
     x, other, total, held, count, each, width: tl.constexpr,
-    ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -97,11 +98,13 @@ def pcn_moments(
     for start in tl.range(first, last, ROWS, num_stages=STAGES):
         there = (local < last - start)[:, None] & inside
         begin = offset_of(start, width)
-        value = tl.load(x + begin + at, there, 0.0)
+        value = read(x + begin + at, there, EVEN)
         if ADD:
-            value = (value.to(tl.float32) + tl.load(other + begin + at, there, 0.0).to(tl.float32)).to(value.dtype)
-            tl.store(total + begin + at, value, there)
-        deviation = tl.where(there, value.to(tl.float32) - shift, 0.0)
+            value = (value.to(tl.float32) + read(other + begin + at, there, EVEN).to(tl.float32)).to(value.dtype)
+            write(total + begin + at, value, there, EVEN)
+        deviation = value.to(tl.float32) - shift
+        if not EVEN:
+            deviation = tl.where(there, deviation, 0.0)
         sums += deviation
         squares += deviation * deviation
     put_part(held + part * 3 * width, shift, sums, squares, last - first, columns, inside, width)
@@ -124,14 +127,16 @@ def pcn_moments_merge(
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < width
     pivot = tl.load(held + columns, inside, 0.0)
-    moved = tl.zeros((MERGED, COLUMNS), tl.float32)
-    for start in range(0, parts, MERGED):
+    # What is read first is most often all: it is kept, so that the second sum waits for no memory.
+    first_away, first_n, first_within = _part(held, pivot, 0, columns, inside, count, each, parts, width, MERGED)
+    moved = first_away * first_n
+    for start in range(MERGED, parts, MERGED):
         away, n, _ = _part(held, pivot, start, columns, inside, count, each, parts, width, MERGED)
         moved += away * n
     total = count.to(tl.float32)
     centre = tl.sum(moved, 0) / total
-    squares = tl.zeros((MERGED, COLUMNS), tl.float32)
-    for start in range(0, parts, MERGED):
+    squares = first_within + (first_away - centre) * (first_away - centre) * first_n
+    for start in range(MERGED, parts, MERGED):
         away, n, within = _part(held, pivot, start, columns, inside, count, each, parts, width, MERGED)
         squares += within + (away - centre) * (away - centre) * n
     tl.store(mean + columns, pivot + centre, inside)

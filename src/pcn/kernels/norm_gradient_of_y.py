@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from pcn.kernels.launch import Launch, tiles_of
-from pcn.kernels.tiles import Sizes, column_tile, multiply
+from pcn.kernels.tiles import Sizes, column_tile, multiply, read
 
 PER_PROCESSOR = 4  # programs that sum up; twice as many go on to another tile when they are done with one
 MORE_OR_LESS = (2, 3, 6, 8, 12, 16, 24)  # the same in launches that are worth timing
@@ -19,7 +19,9 @@ LARGE = [(4096, 4, 3), (4096, 8, 3), (8192, 8, 2)]
 PLAIN = [(4096, 4, 1), (8192, 8, 1)]  # nothing is read ahead: other programs fill the time
 # Rows, columns, warps, stages where the gradient comes turned out of its product, columns first: a thread then has few
 # columns, and holds what is known of them, and their sums, in few registers.
-TURNED: list[Sizes] = [(64, 128, 8, 2), (32, 128, 4, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 8, 3)]
+TURNED: list[Sizes] = [
+    (64, 128, 8, 2), (32, 128, 4, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 8, 3), (32, 128, 4, 2), (64, 128, 4, 2)
+]  # fmt: skip
 
 
 def candidates(sizes: list[tuple[int, int, int]], width: int, rank: int) -> list[Launch]:
@@ -44,11 +46,12 @@ def along(of_columns, TURNED: tl.constexpr):
 
 
 @triton.jit
-def norm_of(weight, bias, mean, inverse_std, columns, inside, TURNED: tl.constexpr):
-    scale = along(tl.load(weight + columns, inside, 0.0).to(tl.float32), TURNED)
-    shift = along(tl.load(bias + columns, inside, 0.0).to(tl.float32), TURNED)
-    middle = along(tl.load(mean + columns, inside, 0.0), TURNED)
-    return scale, shift, middle, along(tl.load(inverse_std + columns, inside, 0.0), TURNED)
+def norm_of(weight, bias, mean, inverse_std, columns, inside):
+    # bn(z) = (z - middle) * slope + shift, with the spread that is in the slope.
+    spread = tl.load(inverse_std + columns, inside, 0.0)
+    slope = tl.load(weight + columns, inside, 0.0).to(tl.float32) * spread
+    shift = tl.load(bias + columns, inside, 0.0).to(tl.float32)
+    return slope, shift, tl.load(mean + columns, inside, 0.0), spread
 
 
 @triton.jit
@@ -65,7 +68,7 @@ def transposed(basis, columns, inside, start, rank, PROJECTED: tl.constexpr, DIR
 def of_y(
     d_projected, d_y, basis, back, local, row_inside, columns, inside, at, rank,
     PROJECTED: tl.constexpr, DIRECT: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr, TURNED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr, TURNED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     # The gradient of y: what comes straight to it, and what comes by its projection.
     gradient = tl.zeros((COLUMNS, ROWS) if TURNED else (ROWS, COLUMNS), tl.float32)
@@ -73,7 +76,7 @@ def of_y(
         for start in range(0, rank, DIRECTIONS):
             direction = start + tl.arange(0, DIRECTIONS)
             known = row_inside[:, None] & (direction < rank)
-            coming = tl.load(d_projected + (local[:, None] * rank + direction), known, 0.0)
+            coming = read(d_projected + (local[:, None] * rank + direction), known, EVEN and rank % DIRECTIONS == 0)
             part = back
             if rank > DIRECTIONS:
                 part = transposed(basis, columns, inside, start, rank, PROJECTED, DIRECTIONS)
@@ -82,5 +85,5 @@ def of_y(
             else:
                 gradient = multiply(coming, part, gradient, PRECISION)
     if DIRECT:
-        gradient += turn(tl.load(d_y + at, row_inside[:, None] & inside, 0.0), TURNED).to(tl.float32)
+        gradient += turn(read(d_y + at, row_inside[:, None] & inside, EVEN), TURNED).to(tl.float32)
     return gradient

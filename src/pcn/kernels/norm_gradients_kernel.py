@@ -21,7 +21,7 @@ from pcn.kernels.norm_gradient_of_y import (
     turned,
 )
 from pcn.kernels.reference import Norm
-from pcn.kernels.tiles import Sizes, deep_tiles, offset_of, or_any, precision, product_key, rank_tile
+from pcn.kernels.tiles import Sizes, deep_tiles, even, offset_of, or_any, precision, product_key, rank_tile, read, write
 
 # elements of a tile, warps, stages
 GRADIENTS = [(2048, 4, 3), (2048, 4, 4), (4096, 8, 3), (4096, 4, 2), (8192, 8, 2)]
@@ -45,7 +45,7 @@ def differentiate(
             *tensors, d_bias, d_weight, d_rows, count, tiles, 1.0 / count, width, rank, PROJECTED=basis is not None,
             DIRECT=d_y is not None, RELU=relu, TRAINING=training, PRECISION=precision(basis), ROWS=launch.rows,
             COLUMNS=launch.columns, DIRECTIONS=launch.depth or rank_tile(rank), STAGES=launch.stages,
-            TURNED=launch.turned, num_warps=launch.warps,
+            TURNED=launch.turned, EVEN=even(rows, launch), num_warps=launch.warps,
         )  # fmt: skip
 
     flags = f"{d_projected is not None} {d_y is not None} {relu} {training}"
@@ -60,30 +60,31 @@ def pcn_norm_gradients(
     width: tl.constexpr, rank: tl.constexpr,
     PROJECTED: tl.constexpr, DIRECT: tl.constexpr, RELU: tl.constexpr, TRAINING: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr,
-    STAGES: tl.constexpr, TURNED: tl.constexpr,
+    STAGES: tl.constexpr, TURNED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < width
     local = tl.arange(0, ROWS)
     at = local[:, None] * width + columns
-    scale, shift, middle, spread = norm_of(weight, bias, mean, inverse_std, columns, inside, TURNED)
+    slope, shift, middle, spread = norm_of(weight, bias, mean, inverse_std, columns, inside)
     back = transposed(basis, columns, inside, 0, rank, PROJECTED, DIRECTIONS)
-    if TRAINING:
-        plain = along(tl.load(d_bias + columns, inside, 0.0) * share, TURNED)
-        weighted = along(tl.load(d_weight + columns, inside, 0.0) * share, TURNED)
+    if TRAINING:  # what the batch's mean and variance take off, at the mean and for every step away from it
+        level = along(tl.load(d_bias + columns, inside, 0.0) * share * slope, TURNED)
+        tilt = along(tl.load(d_weight + columns, inside, 0.0) * share * spread * slope, TURNED)
+    slope, shift, middle = along(slope, TURNED), along(shift, TURNED), along(middle, TURNED)
     for tile in tl.range(tl.program_id(0).to(tl.int64), tiles, tl.num_programs(0), num_stages=STAGES):
         row_inside = local < count - tile * ROWS
         there = row_inside[:, None] & inside
         begin, narrow_begin = offset_of(tile * ROWS, width), offset_of(tile * ROWS, rank)
         gradient = of_y(
             d_projected + narrow_begin, d_y + begin, basis, back, local, row_inside, columns, inside, at, rank,
-            PROJECTED, DIRECT, PRECISION, ROWS, COLUMNS, DIRECTIONS, TURNED,
+            PROJECTED, DIRECT, PRECISION, ROWS, COLUMNS, DIRECTIONS, TURNED, EVEN,
         )  # fmt: skip
         if RELU or TRAINING:
-            normal = (turn(tl.load(z + begin + at, there, 0.0), TURNED).to(tl.float32) - middle) * spread
+            deviation = turn(read(z + begin + at, there, EVEN), TURNED).to(tl.float32) - middle
             if RELU:
-                gradient = tl.where(normal * scale + shift <= 0, 0.0, gradient)
-            if TRAINING:
-                gradient -= plain + normal * weighted
-        result = (gradient * (scale * spread)).to(d_z.dtype.element_ty)
-        tl.store(d_z + begin + at, turn(result, TURNED), there)
+                gradient = tl.where(deviation * slope + shift <= 0, 0.0, gradient)
+        gradient *= slope
+        if TRAINING:
+            gradient -= deviation * tilt + level
+        write(d_z + begin + at, turn(gradient.to(d_z.dtype.element_ty), TURNED), there, EVEN)

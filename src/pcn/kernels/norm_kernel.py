@@ -19,12 +19,15 @@ from pcn.kernels.tiles import (
     Sizes,
     column_tile,
     deep_tiles,
+    even,
     multiply,
     offset_of,
     or_any,
     precision,
     product_key,
     rank_tile,
+    read,
+    write,
 )
 
 PER_PROCESSOR = 8  # programs; each goes on to another tile when it is done with one
@@ -67,7 +70,7 @@ def norm_project(
             rows, *tensors, count, tiles, width, rank, NORM=norm is not None, ADDED=added is not None, RELU=relu,
             EMIT=emit, PROJECT=basis is not None, CENTRE=centre is not None, PRECISION=precision(basis),
             ROWS=launch.rows, COLUMNS=launch.columns, DIRECTIONS=directions, STAGES=launch.stages,
-            TURNED=launch.turned, FLAT=launch.flat, num_warps=launch.warps,
+            TURNED=launch.turned, FLAT=launch.flat, EVEN=even(rows, launch), num_warps=launch.warps,
         )  # fmt: skip
 
     flags = f"{norm is not None} {added is not None} {emit} {relu} {centre is not None}"
@@ -101,6 +104,7 @@ def pcn_norm(
     NORM: tl.constexpr, ADDED: tl.constexpr, RELU: tl.constexpr, EMIT: tl.constexpr, PROJECT: tl.constexpr,
     CENTRE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DIRECTIONS: tl.constexpr, STAGES: tl.constexpr, TURNED: tl.constexpr, FLAT: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     direction = tl.program_id(0) * DIRECTIONS + tl.arange(0, DIRECTIONS)
     local = tl.arange(0, ROWS)
@@ -118,16 +122,16 @@ def pcn_norm(
             columns = start + tl.arange(0, COLUMNS)
             there = row_inside & (columns < width)
             at = local[:, None] * width + columns
-            value = tl.load(z + start_at + at, there, 0.0).to(tl.float32)
+            value = read(z + start_at + at, there, EVEN).to(tl.float32)
             if NORM:
                 value = (value - middle) * scale + shift
             if ADDED:
-                value += tl.load(added + start_at + at, there, 0.0).to(tl.float32)
+                value += read(added + start_at + at, there, EVEN).to(tl.float32)
             if RELU:
                 value = tl.where(value <= 0, 0.0, value)  # a NaN stays one
             if EMIT:
                 first = tl.program_id(0) == 0  # of the programs that read the same rows
-                tl.store(y + start_at + at, value.to(y.dtype.element_ty), there & first)
+                write(y + start_at + at, value.to(y.dtype.element_ty), there & first, EVEN and rank <= DIRECTIONS)
             if PROJECT:
                 if CENTRE:
                     value -= zero
@@ -140,7 +144,8 @@ def pcn_norm(
             if TURNED:
                 product = tl.trans(product)
             at = offset_of(tile * ROWS, rank) + (local[:, None] * rank + direction)
-            tl.store(projected + at, product.to(projected.dtype.element_ty), row_inside & (direction < rank))
+            wanted = row_inside & (direction < rank)
+            write(projected + at, product.to(projected.dtype.element_ty), wanted, EVEN and rank % DIRECTIONS == 0)
 
 
 @triton.jit

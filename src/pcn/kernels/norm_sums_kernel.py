@@ -14,6 +14,7 @@ from pcn.kernels.moments_kernel import MERGED, MERGED_COLUMNS, MERGING_WARPS, sh
 from pcn.kernels.norm_gradient_of_y import (
     MORE_OR_LESS,
     PER_PROCESSOR,
+    along,
     candidates,
     norm_of,
     of_y,
@@ -22,7 +23,7 @@ from pcn.kernels.norm_gradient_of_y import (
     turned,
 )
 from pcn.kernels.reference import Norm
-from pcn.kernels.tiles import Sizes, deep_tiles, offset_of, or_any, precision, product_key, rank_tile
+from pcn.kernels.tiles import Sizes, deep_tiles, even, offset_of, or_any, precision, product_key, rank_tile, read, write
 
 RECOMPUTE, ADD, LOOK = 0, 1, 2  # where ReLU let through: from z alone, from z and what was added, from y itself
 # elements of a tile, warps, stages
@@ -47,7 +48,7 @@ def sum_up(
             *tensors, held, count, each, width, rank, PROJECTED=basis is not None, DIRECT=d_y is not None, RELU=relu,
             MASK=mask, WRITE=behind is not None, PRECISION=precision(basis), ROWS=launch.rows, COLUMNS=launch.columns,
             DIRECTIONS=launch.depth or rank_tile(rank), STAGES=launch.stages, TURNED=launch.turned,
-            num_warps=launch.warps,
+            EVEN=even(rows, launch), num_warps=launch.warps,
         )  # fmt: skip
         pcn_norm_sums_merge[(triton.cdiv(width, MERGED_COLUMNS),)](
             held, d_bias, d_weight, parts, width, ADDED=MERGED, COLUMNS=MERGED_COLUMNS, num_warps=MERGING_WARPS
@@ -66,14 +67,15 @@ def pcn_norm_sums(
     width: tl.constexpr, rank: tl.constexpr,
     PROJECTED: tl.constexpr, DIRECT: tl.constexpr, RELU: tl.constexpr, MASK: tl.constexpr, WRITE: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr,
-    STAGES: tl.constexpr, TURNED: tl.constexpr,
+    STAGES: tl.constexpr, TURNED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < width
     local = tl.arange(0, ROWS)
     at = local[:, None] * width + columns
-    scale, shift, middle, spread = norm_of(weight, bias, mean, inverse_std, columns, inside, TURNED)
+    slope, shift, middle, spread = norm_of(weight, bias, mean, inverse_std, columns, inside)
+    slope_along, shift_along, middle_along = along(slope, TURNED), along(shift, TURNED), along(middle, TURNED)
     back = transposed(basis, columns, inside, 0, rank, PROJECTED, DIRECTIONS)
     first = part * each
     last = tl.minimum(first + each, count)
@@ -83,33 +85,32 @@ def pcn_norm_sums(
         row_inside = local < last - start
         there = row_inside[:, None] & inside
         begin, narrow_begin = offset_of(start, width), offset_of(start, rank)
-        normal = (turn(tl.load(z + begin + at, there, 0.0), TURNED).to(tl.float32) - middle) * spread
+        deviation = turn(read(z + begin + at, there, EVEN), TURNED).to(tl.float32) - middle_along
         gradient = of_y(
             d_projected + narrow_begin, d_y + begin, basis, back, local, row_inside, columns, inside, at, rank,
-            PROJECTED, DIRECT, PRECISION, ROWS, COLUMNS, DIRECTIONS, TURNED,
+            PROJECTED, DIRECT, PRECISION, ROWS, COLUMNS, DIRECTIONS, TURNED, EVEN,
         )  # fmt: skip
         if RELU:
             if MASK == 2:
-                before = turn(tl.load(given + begin + at, there, 0.0), TURNED).to(tl.float32)
+                before = turn(read(given + begin + at, there, EVEN), TURNED).to(tl.float32)
             else:
-                before = normal * scale + shift
+                before = deviation * slope_along + shift_along
                 if MASK == 1:
-                    before += turn(tl.load(given + begin + at, there, 0.0), TURNED).to(tl.float32)
+                    before += turn(read(given + begin + at, there, EVEN), TURNED).to(tl.float32)
             gradient = tl.where(before <= 0, 0.0, gradient)
-        gradient = tl.where(turn(there, TURNED), gradient, 0.0)
         if WRITE:
-            tl.store(behind + begin + at, turn(gradient.to(behind.dtype.element_ty), TURNED), there)
-        if TURNED:
+            write(behind + begin + at, turn(gradient.to(behind.dtype.element_ty), TURNED), there, EVEN)
+        if TURNED:  # rows that are not there bring no gradient
             plain += tl.sum(gradient, 1)
-            weighted += tl.sum(gradient * normal, 1)
+            weighted += tl.sum(gradient * deviation, 1)
         else:
             plain += gradient
-            weighted += gradient * normal
+            weighted += gradient * deviation
     if not TURNED:
         plain, weighted = tl.sum(plain, 0), tl.sum(weighted, 0)
     held += part * 2 * width
     tl.store(held + columns, plain, inside)
-    tl.store(held + width + columns, weighted, inside)
+    tl.store(held + width + columns, weighted * spread, inside)
 
 
 @triton.jit(do_not_specialize=["parts"])

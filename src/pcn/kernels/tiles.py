@@ -40,6 +40,16 @@ def column_tile(width: int, directions: int = 16, basis: int = LARGEST_BASIS) ->
     return min(max(16, int(triton.next_power_of_2(width))), most)
 
 
+def even(rows: Tensor, launch: Launch) -> bool:
+    """Whether every tile of a launch is full.
+
+    >>> even(torch.ones(64, 32), Launch(16, 32)), even(torch.ones(65, 32), Launch(16, 32))
+    (True, False)
+    """
+    count, width = rows.shape
+    return count % launch.rows == 0 and width % launch.columns == 0
+
+
 def precision(basis: Tensor | None) -> str:
     """How products are made: fp32 numbers are rounded to TF32 where PyTorch's own may be."""
     if INTERPRETED:
@@ -66,6 +76,23 @@ def or_any(pointer: Tensor, *tensors: Tensor | None) -> list[Tensor]:
 def offset_of(row, width):
     # 64 bits: a batch may hold more than 2^31 elements. Within a tile 32 are enough, and need half the registers.
     return tl.cast(row, tl.int64) * width
+
+
+@triton.jit
+def read(pointer, there, EVEN: tl.constexpr):
+    # Tiles that end where the tensor ends need no mask, which costs an instruction or two for every element.
+    if EVEN:
+        return tl.load(pointer)
+    else:
+        return tl.load(pointer, there, 0.0)
+
+
+@triton.jit
+def write(pointer, value, there, EVEN: tl.constexpr):
+    if EVEN:
+        tl.store(pointer, value)
+    else:
+        tl.store(pointer, value, there)
 
 
 @triton.jit
