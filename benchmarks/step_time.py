@@ -4,6 +4,7 @@
     python benchmarks/step_time.py --only wide_resnet20-pcn1        some networks; records of the others stay
     python benchmarks/step_time.py --tune                           launches of all kernels are timed first
     python benchmarks/step_time.py --tune only --cache DIR          those alone, in DIR/launches.json
+    python benchmarks/step_time.py --tune --tuned sums gradients    of these kernels only; the others stay as they are
     python benchmarks/step_time.py --only kernels                   the table of kernels
     python benchmarks/step_time.py --device cpu --only wide_resnet20-pcn1 --batches 32 --seconds 900
     python benchmarks/step_time.py --tiny --device cpu --out FILE   a minute, to see that it runs
@@ -63,7 +64,8 @@ def main() -> None:
         cache = given.cache or Path(folder)
         cache.mkdir(parents=True, exist_ok=True)
         roles = ("parent", "pcn", *given.beside)
-        setting = Setting(given.device, given.tiny, cache, given.forms, roles, given.stages, tuple(given.ways))
+        how = given.forms, roles, given.stages, tuple(given.ways), tuple(given.tuned)
+        setting = Setting(given.device, given.tiny, cache, *how)
         run = Run(setting, given.out or RESULTS[given.device], given.seconds, given.turn)
         run.machine()
         networks = [TINY] if given.tiny else [NETWORKS[name] for name in given.only if name in NETWORKS]
@@ -86,6 +88,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=230.0, help="nothing starts or goes on after these")
     tune = {"nargs": "?", "choices": ("first", "only"), "const": "first", "metavar": "only"}
     parser.add_argument("--tune", **tune, help="time several launches of every kernel first, or only those")
+    parser.add_argument(
+        "--tuned", nargs="+", default=(), metavar="KERNEL", help="of these, by launches.json, not of all"
+    )
     parser.add_argument("--forms", choices=("fastest", *FORMS), default="fastest", help="of the PCN's layers")
     parser.add_argument("--beside", nargs="*", choices=BESIDE, default=BESIDE, help="what is timed with parent and PCN")
     parser.add_argument("--ways", nargs="+", choices=WAYS["parent"], default=("whole", "blocks"), help="of compiling")

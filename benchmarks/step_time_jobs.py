@@ -48,6 +48,7 @@ class Setting:
     roles: tuple[str, ...] = tuple(WAYS)
     stages: int | None = None
     ways: tuple[str, ...] = ("whole", "blocks")
+    tuned: tuple[str, ...] = ()  # kernels whose launches are timed; all where none is named
 
     @property
     def cuda(self) -> bool:

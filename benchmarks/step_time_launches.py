@@ -97,7 +97,7 @@ def note_cases(setting: Setting, stage: tuple[int, int, int]) -> Iterator[Result
 
 def compile_launches(setting: Setting, calls: Sequence[Call], part: int) -> Iterator[Result]:
     """Compile one part of all launches; how long they take while others do the same says nothing."""
-    with tuning(anew=True, only=lambda key: crc32(key.encode()) % PROCESSES == part):
+    with tuning(anew=True, only=lambda key: wanted(setting, key) and crc32(key.encode()) % PROCESSES == part):
         for call in calls:
             call.run(SMALL, torch.device(setting.device))
     yield {}
@@ -105,7 +105,12 @@ def compile_launches(setting: Setting, calls: Sequence[Call], part: int) -> Iter
 
 def time_launches(setting: Setting, calls: Mapping[Call, int]) -> Iterator[Result]:
     """Time all launches at the given numbers of samples, and keep the fastest."""
-    with tuning(setting.launches, anew=True):
+    with tuning(setting.launches, anew=True, only=lambda key: wanted(setting, key)):
         for call, samples in calls.items():
             call.run(samples, torch.device(setting.device))
     yield {"launches": str(setting.launches)}
+
+
+def wanted(setting: Setting, key: str) -> bool:
+    """Whether a kernel is to be timed, by what it is remembered by: all are, or those that were named."""
+    return not setting.tuned or any(f" {name} " in key for name in setting.tuned)
