@@ -98,7 +98,10 @@ class Results:
         return run.point or self.chosen(run.method, run.parent)
 
     def chosen(self, method: str, parent: str) -> Point | None:
-        """The point with the best validation accuracy; None while some are missing. One that diverged has None."""
+        """The point with the best validation accuracy; None while some are missing. One that diverged has None.
+
+        Where several are best, it is the parent's own if that is among them: what switches forks from the parent.
+        """
         found = {each.point: self.find(each) for each in grid_runs(method, parent)}
         if any(record is None for record in found.values()):
             return None
@@ -107,7 +110,8 @@ class Results:
             value = found[point]["validation_accuracy"]
             return float("-inf") if value is None else value
 
-        return max(found, key=accuracy)
+        of_parent = None if method == "parent" else self.chosen("parent", parent)
+        return max(found, key=lambda point: (accuracy(point), point == of_parent))
 
     def has_diverged(self, run: Run) -> bool:
         """Whether a run is recorded without an accuracy."""
