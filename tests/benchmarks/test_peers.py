@@ -648,6 +648,20 @@ def test_the_best_point_of_a_grid_is_chosen_once_it_is_complete(tmp_path: Path) 
     assert results.chosen("parent", "wide_resnet20") is None
 
 
+def test_of_points_that_are_equally_good_a_method_takes_its_parents(tmp_path: Path) -> None:
+    from peers.order import grid_runs
+    from peers.results import Results
+
+    results, known = Results(tmp_path), {"commit": "abc", "compiled": True}
+    best = {"parent": (2,), "narrow": (1, 2), "pcn-planner": (1, 4)}
+    for method, places in best.items():
+        for number, run in enumerate(grid_runs(method, "wide_resnet20")):
+            results.add(run, {"validation_accuracy": 80.0 + (number in places), **known})
+    runs = grid_runs("narrow", "wide_resnet20")
+    chosen = {method: results.chosen(method, "wide_resnet20") for method in best}
+    assert chosen == {"parent": runs[2].point, "narrow": runs[2].point, "pcn-planner": runs[1].point}
+
+
 def test_the_order_has_every_run_that_is_asked_for_once() -> None:
     from peers.order import in_order
 

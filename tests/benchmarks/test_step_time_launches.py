@@ -37,3 +37,13 @@ def test_the_table_of_kernels_is_noted_like_a_network(tmp_path: Path) -> None:
     assert {call.name for call in found["calls"]} == set(TUNED)
     for call in found["calls"]:
         call.run(2, torch.device("cpu"))
+
+
+def test_kernels_can_be_named_whose_launches_are_timed(tmp_path: Path) -> None:
+    from step_time_jobs import Setting
+    from step_time_launches import wanted
+
+    some = Setting("cpu", True, tmp_path, tuned=("sums", "moments"))
+    keys = ["H200 sums 64 16 x", "H200 moments 64 x", "H200 norm_project 64 16 x", "H200 conv_moments 64 x"]
+    assert [wanted(some, key) for key in keys] == [True, True, False, False]
+    assert all(wanted(Setting("cpu", True, tmp_path), key) for key in keys)
