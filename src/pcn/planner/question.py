@@ -30,6 +30,7 @@ from pcn.plans.keep import Request
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.making import UNCALLED, make_plan
 from pcn.plans.plan import Plan
+from pcn.rewriting.taps import TapMoments
 from pcn.running.example import Batches, Example, opened
 from pcn.statistics import Statistics
 
@@ -138,13 +139,13 @@ class Question:
         """The same question where some channel classes are gone."""
         return replace(self, plan=without_classes(self.plan, graph, dropped, {}))
 
-    def known(self, stats: Statistics, batches: Batches) -> Known:
-        """What there is to know about the worth of the layers' forms."""
+    def known(self, stats: Statistics, batches: Batches, taps: TapMoments | None = None) -> Known:
+        """What there is to know about the worth of the layers' forms; ``taps`` may have been looked at already."""
         worth = self._worth(self.budget.worth, stats, batches)
         by_size = getattr(self.budget.worth, "by_size", False)
         own = self._worth(Response(), stats, batches) if by_size else worth
         choosing = [layer for layer in self.layers if len(tried_patterns(layer, self.budget)) > 1]
-        patterns = tap_shares(self.model, stats, choosing, self.budget.rank_step)
+        patterns = tap_shares(self.model, stats, choosing, self.budget.rank_step, taps)
         if by_size or isinstance(self.budget.worth, Response):  # here it is known how the taps go together
             own = {**own, **{name: shares[:, -1] for name, shares in patterns.items()}}
         return {

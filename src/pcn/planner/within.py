@@ -25,6 +25,7 @@ from pcn.plans.fit import check_statistics
 from pcn.plans.layer_plan import NO_RANK, LayerPlan
 from pcn.plans.making import UNCALLED, make_plan
 from pcn.plans.plan import Plan
+from pcn.rewriting.taps import TapMoments
 from pcn.running.example import Batches, Example, Forward
 from pcn.statistics import Statistics
 
@@ -68,14 +69,18 @@ def plan_within(
     graph: ChannelGraph | None = None,
     example: Any = None,
     measured: Measured | None = None,
+    taps: TapMoments | None = None,
 ) -> Plan:
-    """Make the plan for a budget; the note of every layer says what more rank would have bought."""
+    """Make the plan for a budget; the note of every layer says what more rank would have bought.
+
+    ``taps`` is what they read along :func:`pcn.planner.tap_shares.tap_directions`, where that was looked at already.
+    """
     check_reachable(model, budget)
     example = _as_example(model, stats.example if example is None else example)
     graph, untraced = (graph, UNCALLED) if graph is not None else _graph(model, example, budget)
     measured = measured or _measured(model, example, budget)
     question = Question.of(model, stats, budget, graph, measured, example)
-    known = question.known(stats, batches)
+    known = question.known(stats, batches, taps)
     if not budget.drop_channels:
         answer = Answer(question.answer(known))
     elif graph is None or example is None:
