@@ -107,13 +107,36 @@ def check_patterns_of_taps_are_measured_by_all_ranks() -> None:
     near(unwrap(model)(firsts), reference(firsts), 1e-6)
 
 
-def check_one_rank_chooses_how_many_patterns_there_are() -> None:
-    wish = pcn.Budget(params=0.75, step=1, patterns=True, config=pcn.PCNConfig(exclude=("conv1", "fc*")))
-    model = DistributedDataParallel(built(NormNet))
-    plan = pcn.Switch(model, None, wish).now(own_batches())
+PATTERNS = pcn.Budget(params=0.75, step=1, patterns=True, config=pcn.PCNConfig(exclude=("conv1", "fc*")))
+
+
+def check_all_ranks_choose_how_many_patterns_there_are() -> None:
+    sharp = data(100)[0]
+    smooth = sharp.mean((2, 3), keepdim=True) + 0.1 * sharp
+    batches = [(smooth if one == 0 else sharp)[one * BATCH : (one + 1) * BATCH] for one in range(size())]
+
+    def forms(plan: pcn.Plan) -> dict[str, tuple[int | None, int | None, str | None]]:
+        return {layer.name: (layer.rank, layer.kernel_rank, layer.note) for layer in plan.layers.values()}
+
+    def expected(first: Tensor, others: list[Tensor]) -> pcn.Plan:
+        reference = built()
+        return pcn.make_plan(reference, pcn.analyze(reference, [first, *others]), PATTERNS)
+
+    model = DistributedDataParallel(built(Waiting))
+    plan = pcn.Switch(model, None, PATTERNS).now([batches[rank()]])
     assert plan.layers["conv2"].kernel_rank is not None
-    assert sum(p.numel() for p in model.parameters()) <= 0.75 * sum(p.numel() for p in built(NormNet).parameters())
+    assert forms(plan) == forms(expected(torch.cat(batches), []))
+    assert forms(plan) != forms(expected(batches[0], batches[1:]))  # what one rank would choose by itself
     assert same_everywhere(state_hash(model))
+
+
+def check_ranks_without_a_batch_choose_patterns_too() -> None:
+    for empty in (0, size() - 1):
+        model = DistributedDataParallel(built(NormNet))
+        plan = pcn.Switch(model, None, PATTERNS).now([] if rank() == empty else own_batches())
+        assert plan.layers["conv2"].kernel_rank is not None
+        assert sum(p.numel() for p in model.parameters()) <= 0.75 * sum(p.numel() for p in built(NormNet).parameters())
+        assert same_everywhere(state_hash(model))
 
 
 def check_ranks_without_a_batch_take_part() -> None:

@@ -15,9 +15,12 @@ from torch import Tensor, nn
 import pcn
 from pcn.errors import ConfigError, StatisticsError
 from pcn.planner.options import Option
-from pcn.planner.tap_shares import kept_shares, pattern_counts, tap_shares
+from pcn.planner.tap_shares import kept_shares, pattern_counts, tap_directions, tap_shares
 from pcn.planner.valued import best
+from pcn.planner.within import plan_within
 from pcn.rewriting.patterns import choose
+from pcn.rewriting.taps import look_at_taps
+from pcn.running.example import Example
 from pcn.training import Settings
 from pcn.training.requests import requested
 
@@ -94,6 +97,38 @@ def test_the_share_that_is_said_is_the_share_that_is_kept() -> None:
         said = tap_shares(model, stats, [plan.layers["3"]], 1)["3"][rank, count]
         # What is left out along one direction and what along others are not quite at right angles.
         assert response_kept(plan, model, x, "3") == pytest.approx(float(said), abs=0.08)
+
+
+def test_what_two_halves_show_together_is_what_the_whole_shows() -> None:
+    model, x = built(), images()
+    stats = pcn.analyze(model, [x])
+    budget = pcn.Budget(params=0.5, step=1, patterns=True, config=FREE)
+    along = tap_directions(model, stats, budget)
+    assert along.keys() == {"3", "6"}
+    halves = [look_at_taps(model, replace(stats, example=Example.of(half)), along) for half in x.split(20)]
+    added = {name: halves[0][name] + halves[1][name] for name in along}
+    assert plan_within(model, stats, budget, taps=added) == pcn.make_plan(model, stats, budget)
+    zeros = {name: torch.zeros_like(each) for name, each in added.items()}
+    with pytest.raises(StatisticsError, match="read nothing but its mean"):
+        plan_within(model, stats, budget, taps=zeros)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(FREE, layers={"3": pcn.LayerRule(kernel_rank=5)}),
+        replace(FREE, layers={"3": pcn.LayerRule(rank=4)}),
+        replace(FREE, layers={"3": pcn.LayerRule(order="kept_block")}),
+        pcn.PCNConfig(exclude=("0", "3", "9")),
+    ],
+)
+def test_taps_are_looked_at_where_there_is_a_choice(config: pcn.PCNConfig) -> None:
+    model = built()
+    stats = pcn.analyze(model, [images()])
+    budget = pcn.Budget(params=0.5, step=1, patterns=True, config=config)
+    assert tap_directions(model, stats, budget).keys() == {"6"}
+    model[6].weight.requires_grad_(False)
+    assert not tap_directions(model, stats, budget)
 
 
 @pytest.mark.parametrize("worth", [pcn.Response(), pcn.Evenly()])

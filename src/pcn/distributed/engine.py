@@ -12,13 +12,16 @@ from torch import nn
 from pcn.collectives import Ranks
 from pcn.distributed.agreement import check_agreement, check_parameters_agree, differing, digests
 from pcn.distributed.ddp import check_rewrappable, ignore_bases_, rewrap_, sync_buffers_
-from pcn.distributed.plans import Made, agree_on_plan, apply_together_
+from pcn.distributed.plans import Made, agree_on_directions, agree_on_plan, apply_together_
 from pcn.errors import ConfigError
 from pcn.layers import unwrap, wrapper_of
+from pcn.planner.budget import Budget
+from pcn.planner.tap_shares import tap_directions
 from pcn.plans.plan import Plan
 from pcn.rewriting.bases import Bases
 from pcn.rewriting.patterns import measure_taps, patterned, with_patterns
 from pcn.rewriting.surgery import reshape_, try_plan
+from pcn.rewriting.taps import TapMoments, look_at_taps
 from pcn.running.example import Example
 from pcn.running.optimizers import Optimizers
 from pcn.running.refusals import check_whole
@@ -69,21 +72,35 @@ class Engine:
         check_parameters_agree(different, own)
         return different
 
-    def agree(self, make: Callable[[], Made], stats: Statistics | None) -> Made:
-        """Have the first rank that has a batch make the plan and its bases, for all; the very first, if none has.
+    def look_at_taps(self, stats: Statistics, budget: Budget) -> TapMoments:
+        """Have all ranks measure what a budget has to know that chooses how many patterns of taps there are."""
+        base = unwrap(self.model)
+        along = agree_on_directions(
+            lambda: tap_directions(base, stats, budget), base, self.ranks, self._planning_rank(stats)
+        )
+        return self._added_up(lambda: look_at_taps(base, stats, along))
 
-        Patterns of taps are measured by all of them, each on its own batch: a model that runs may wait for the others.
-        """
-        has_one = self.ranks.gather(stats is not None and stats.example is not None)
-        source = has_one.index(True) if any(has_one) else 0
+    def agree(self, make: Callable[[], Made], stats: Statistics | None) -> Made:
+        """Have one rank make the plan and its bases, for all, and all of them measure patterns of taps."""
+        source = self._planning_rank(stats)
         plan, bases = agree_on_plan(make, self.model, self.ranks, source)
         if stats is None or not patterned(plan):
             return plan, bases
         base = unwrap(self.model)
-        moments = self.ranks.together(lambda: measure_taps(plan, bases, base, stats))
+        moments = self._added_up(lambda: measure_taps(plan, bases, base, stats))
+        return agree_on_plan(lambda: (plan, with_patterns(plan, bases, moments, base)), self.model, self.ranks, source)
+
+    def _planning_rank(self, stats: Statistics | None) -> int:
+        """The first rank that has a batch; the very first, if none has."""
+        has_one = self.ranks.gather(stats is not None and stats.example is not None)
+        return has_one.index(True) if any(has_one) else 0
+
+    def _added_up(self, look: Callable[[], TapMoments]) -> TapMoments:
+        """What all ranks see, each on its own batch: a model that runs may wait for the others."""
+        moments = self.ranks.together(look)
         for each in moments.values():
             self.ranks.sum_(each)
-        return agree_on_plan(lambda: (plan, with_patterns(plan, bases, moments, base)), self.model, self.ranks, source)
+        return moments
 
     def try_(self, plan: Plan, bases: Bases, example: Example | None, *, strict: bool) -> None:
         """Raise on every rank what applying a plan would raise on one."""

@@ -14,6 +14,7 @@ from pcn.graph import ChannelGraph
 from pcn.planner.allocation import Served
 from pcn.planner.items import Items
 from pcn.planner.question import Known, Question
+from pcn.planner.unspent import unspent
 from pcn.plans.cutting import cut_failure, hard_coded
 from pcn.plans.wiring import Wiring
 from pcn.running.example import Example
@@ -30,6 +31,7 @@ class Answer:
     dropped: Tensor | None = None
     notes: Mapping[str, str] = field(default_factory=dict)  # what those hold that go
     reasons: Mapping[str, str] = field(default_factory=dict)  # why they stay where they could have gone
+    unspent: str | None = None  # what is left of the budget, and why
 
     @property
     def worth(self) -> float:
@@ -46,7 +48,7 @@ def with_channels(question: Question, known: Known, stats: Statistics, graph: Ch
     while best.dropped is not None and (why := cut_failure(question.model, example, graph, best.dropped)) is not None:
         stuck |= hard_coded(question.model, example, graph, items.wiring.losing(best.dropped), best.dropped, why)
         best = _best(items, known, alone, stuck)
-    return replace(best, reasons=_reasons(items.wiring, stuck))
+    return replace(best, reasons=_reasons(items.wiring, stuck), unspent=_unspent(items, known, best))
 
 
 def _best(items: Items, known: Known, alone: Answer, stuck: Mapping[int, str]) -> Answer:
@@ -60,6 +62,12 @@ def _best(items: Items, known: Known, alone: Answer, stuck: Mapping[int, str]) -
                 served = cut.answer(known, items.left(dropped))
                 answers.append(Answer(served, dropped, items.notes(dropped)))
     return max(answers, key=lambda answer: answer.worth)
+
+
+def _unspent(items: Items, known: Known, best: Answer) -> str | None:
+    if best.dropped is None:
+        return unspent(items.question, known, best.served)
+    return unspent(items.question.without(items.graph, best.dropped), known, best.served, items.left(best.dropped))
 
 
 def cheapest(items: Items, share: float, stuck: Container[int] = ()) -> Tensor:

@@ -30,6 +30,7 @@ from pcn.plans.keep import Request
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.making import UNCALLED, make_plan
 from pcn.plans.plan import Plan
+from pcn.rewriting.taps import TapMoments
 from pcn.running.example import Batches, Example, opened
 from pcn.statistics import Statistics
 
@@ -106,19 +107,22 @@ class Question:
 
     @cached_property
     def offers(self) -> dict[str, list[Option]]:
-        """The forms of every layer."""
-        return {layer.name: self._forms(layer) for layer in self.layers}
+        """The forms of every layer that it may have."""
+        return {layer.name: self._offered(layer) for layer in self.layers}
 
-    def _forms(self, layer: LayerPlan) -> list[Option]:
-        both, smaller = on_both_sides(layer, self.budget), self.budget.config.skip_larger
-
-        def found(only_smaller: bool, allow_costlier: bool) -> list[Option]:
-            step, floor, patterns = self.budget.rank_step, self.budget.floor, tried_patterns(layer, self.budget)
-            how = {"two_sided": both, "only_smaller": only_smaller, "allow_costlier": allow_costlier}
-            return list(forms(layer, step, self.prices, floor=floor, patterns=patterns, **how))
-
+    def _offered(self, layer: LayerPlan) -> list[Option]:
+        found = self.forms(layer, only_smaller=self.budget.config.skip_larger, allow_costlier=self.allow_costlier)
+        if found or self.budget.drop_channels:
+            return found
         # Where a rule by name takes inputs away, the layer has to have some basis.
-        return found(smaller, self.allow_costlier) or ([] if self.budget.drop_channels else found(False, True))
+        return self.forms(layer, only_smaller=False, allow_costlier=True)
+
+    def forms(self, layer: LayerPlan, *, only_smaller: bool, allow_costlier: bool) -> list[Option]:
+        """The forms that a layer could have, also those that are not on offer."""
+        step, floor, patterns = self.budget.rank_step, self.budget.floor, tried_patterns(layer, self.budget)
+        how = {"only_smaller": only_smaller, "allow_costlier": allow_costlier}
+        both = on_both_sides(layer, self.budget)
+        return list(forms(layer, step, self.prices, two_sided=both, floor=floor, patterns=patterns, **how))
 
     @cached_property
     def room(self) -> Room:
@@ -138,13 +142,13 @@ class Question:
         """The same question where some channel classes are gone."""
         return replace(self, plan=without_classes(self.plan, graph, dropped, {}))
 
-    def known(self, stats: Statistics, batches: Batches) -> Known:
-        """What there is to know about the worth of the layers' forms."""
+    def known(self, stats: Statistics, batches: Batches, taps: TapMoments | None = None) -> Known:
+        """What there is to know about the worth of the layers' forms; ``taps`` may have been looked at already."""
         worth = self._worth(self.budget.worth, stats, batches)
         by_size = getattr(self.budget.worth, "by_size", False)
         own = self._worth(Response(), stats, batches) if by_size else worth
         choosing = [layer for layer in self.layers if len(tried_patterns(layer, self.budget)) > 1]
-        patterns = tap_shares(self.model, stats, choosing, self.budget.rank_step)
+        patterns = tap_shares(self.model, stats, choosing, self.budget.rank_step, taps)
         if by_size or isinstance(self.budget.worth, Response):  # here it is known how the taps go together
             own = {**own, **{name: shares[:, -1] for name, shares in patterns.items()}}
         return {

@@ -13,7 +13,7 @@ from pcn.planner.values import eigenpairs_of
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.ranks import check_batch
 from pcn.rewriting.patterns import patterns_of
-from pcn.rewriting.taps import Along, look_at_taps
+from pcn.rewriting.taps import Along, TapMoments, look_at_taps
 from pcn.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -35,31 +35,52 @@ def pattern_counts(taps: int) -> Iterator[int]:
 
 
 def tried_patterns(layer: LayerPlan, budget: Budget) -> tuple[int | None, ...]:
-    """The numbers of patterns that a budget may choose from; None is every tap.
+    """The numbers of patterns that a budget may choose from; None is every tap."""
+    return (None, *pattern_counts(layer.taps)) if _chooses(budget, layer.name) else (layer.kernel_rank,)
+
+
+def _chooses(budget: Budget, name: str) -> bool:
+    """Whether a budget chooses how many patterns a layer has.
 
     The order ``kept_block`` makes bases of its own, which have no patterns, and what a rule asks for is no choice.
     """
-    ruled = budget.config.rule_for(layer.name)[0].kernel_rank is not None
-    if ruled or not budget.patterns or layer.order == "kept_block":
-        return (layer.kernel_rank,)
-    return (None, *pattern_counts(layer.taps))
+    rule = budget.config.rule_for(name)[0]
+    return budget.patterns and rule.kernel_rank is None and (rule.order or budget.config.order) != "kept_block"
+
+
+def tap_directions(model: nn.Module, stats: Statistics, budget: Budget) -> dict[str, Along]:
+    """Return principal directions of all layers whose patterns a budget may choose, to look at their taps along."""
+    config = budget.config
+    free = [name for name in stats.layers if config.excludes(name) is None and not config.fixes(name)]
+    weights = {name: canonical_weight(model.get_submodule(name)) for name in free if _chooses(budget, name)}
+    return {
+        name: _along(stats, name)
+        for name, weight in weights.items()
+        if weight.requires_grad and weight.shape[2:].numel() > 1
+    }
+
+
+def _along(stats: Statistics, name: str) -> Along:
+    mean, _, vectors = eigenpairs_of(stats, name)
+    return Along(mean.flatten(), vectors.flatten(0, 1))
 
 
 @torch.no_grad()
-def tap_shares(model: nn.Module, stats: Statistics, layers: Sequence[LayerPlan], step: int) -> dict[str, Tensor]:
+def tap_shares(
+    model: nn.Module, stats: Statistics, layers: Sequence[LayerPlan], step: int, moments: TapMoments | None = None
+) -> dict[str, Tensor]:
     """Return (ranks + 1, taps + 1) for every layer: the share of its response that r directions in q patterns keep.
 
-    It is measured along principal directions on the first batch that the statistics saw. Ranks between multiples of
-    ``step``, from the first on, hold what the next below does.
+    It is measured along principal directions on the first batch that the statistics saw, unless ``moments`` along them
+    are there already. Ranks between multiples of ``step``, from the first on, hold what the next below does.
     """
     for layer in layers:
         check_batch(layer.name, "patterns=True", stats)
-    pairs = {layer.name: eigenpairs_of(stats, layer.name) for layer in layers}
-    along = {name: Along(mean.flatten(), vectors.flatten(0, 1)) for name, (mean, _, vectors) in pairs.items()}
-    moments = look_at_taps(model, stats, along)
+    if moments is None:
+        moments = look_at_taps(model, stats, {layer.name: _along(stats, layer.name) for layer in layers})
     found = {}
     for layer in layers:
-        vectors = pairs[layer.name][2]
+        vectors = eigenpairs_of(stats, layer.name)[2]
         weight = by_group(canonical_weight(model.get_submodule(layer.name)).to(vectors), layer.groups)
         kernels = torch.einsum("gnm...,gmr->gnr...", weight, vectors).flatten(3)
         responses = patterns_of(layer.name, moments[layer.name].to(vectors), kernels)[2]

@@ -20,11 +20,13 @@ from pcn.planner.measured import Measured
 from pcn.planner.measuring import measure_costs
 from pcn.planner.question import Question
 from pcn.planner.reachable import check_reachable, traced
+from pcn.planner.unspent import unspent
 from pcn.plans.cutting import without_classes
 from pcn.plans.fit import check_statistics
 from pcn.plans.layer_plan import NO_RANK, LayerPlan
 from pcn.plans.making import UNCALLED, make_plan
 from pcn.plans.plan import Plan
+from pcn.rewriting.taps import TapMoments
 from pcn.running.example import Batches, Example, Forward
 from pcn.statistics import Statistics
 
@@ -68,20 +70,23 @@ def plan_within(
     graph: ChannelGraph | None = None,
     example: Any = None,
     measured: Measured | None = None,
+    taps: TapMoments | None = None,
 ) -> Plan:
-    """Make the plan for a budget; the note of every layer says what more rank would have bought."""
+    """Make the plan for a budget; the note of every layer says what more rank would have bought.
+
+    ``taps`` is what they read along :func:`pcn.planner.tap_shares.tap_directions`, where that was looked at already.
+    """
     check_reachable(model, budget)
     example = _as_example(model, stats.example if example is None else example)
     graph, untraced = (graph, UNCALLED) if graph is not None else _graph(model, example, budget)
     measured = measured or _measured(model, example, budget)
     question = Question.of(model, stats, budget, graph, measured, example)
-    known = question.known(stats, batches)
-    if not budget.drop_channels:
-        answer = Answer(question.answer(known))
-    elif graph is None or example is None:
-        answer = Answer(question.answer(known), reasons=dict.fromkeys(question.names, untraced))
-    else:
+    known = question.known(stats, batches, taps)
+    if budget.drop_channels and graph is not None and example is not None:
         answer = with_channels(question, known, stats, graph, example)
+    else:
+        served, alone = question.answer(known), question.names if budget.drop_channels else ()
+        answer = Answer(served, reasons=dict.fromkeys(alone, untraced), unspent=unspent(question, known, served))
     plan = make_plan(model, stats, _as_config(question, answer.served), graph=graph, example=example)
     if answer.dropped is not None and graph is not None:
         plan = without_classes(plan, graph, answer.dropped, {})
@@ -91,7 +96,7 @@ def plan_within(
             explained[name] = replace(layer, reason="its weight is frozen")
     usage = None if measured is None else measured.expected(plan)
     layers = {name: with_outputs(layer, answer) for name, layer in {**plan.layers, **explained}.items()}
-    return replace(plan, layers=layers, usage=usage)
+    return replace(plan, layers=layers, usage=usage, unspent=answer.unspent)
 
 
 def _as_example(model: nn.Module, example: Any) -> Example | None:

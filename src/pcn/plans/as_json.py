@@ -31,7 +31,9 @@ def dumps(plan: Plan) -> str:
     head = {"format": FORMAT, "version": VERSION}
     forms = {"forms": plan.forms} if plan.forms else {}
     usage = {} if plan.usage is None else {"usage": dataclasses.asdict(plan.usage)}
-    return json.dumps({**head, "layers": layers, "slices": slices, "left_alone": plan.left_alone, **usage, **forms})
+    unspent = {} if plan.unspent is None else {"unspent": plan.unspent}
+    known = {"layers": layers, "slices": slices, "left_alone": plan.left_alone}
+    return json.dumps({**head, **known, **usage, **forms, **unspent})
 
 
 def _without_defaults(layer: LayerPlan) -> dict[str, Any]:
@@ -53,13 +55,14 @@ def loads(text: str) -> Plan:
         found = reprlib.repr(data.get("version"))
         raise FileError(f"the plan has version {found}, this library reads {VERSION}; use the one that wrote it")
     required = {"format", "version", "layers", "slices", "left_alone"}
-    _check_keys(data, {*required, "usage", "forms"}, "the plan", required)
+    _check_keys(data, {*required, "usage", "forms", "unspent"}, "the plan", required)
     layers = [_layer(_typed(item, dict, "a layer of the plan")) for item in _typed(data["layers"], list, "layers")]
     if len({layer.name for layer in layers}) != len(layers):
         raise FileError("the plan names a layer twice")
     named = {layer.name: layer for layer in layers}
     usage, forms = _usage(data.get("usage")), _forms(data.get("forms", {}), named)
-    plan = Plan(named, _slices(data["slices"]), _reasons(data["left_alone"]), usage, forms)
+    unspent = _typed(data["unspent"], str, "the plan's unspent") if "unspent" in data else None
+    plan = Plan(named, _slices(data["slices"]), _reasons(data["left_alone"]), usage, forms, unspent)
     for layer in layers:
         _check_widths(layer, plan)
     return plan

@@ -40,7 +40,7 @@ class Plan:
     ``slices`` lists, for every parameter and buffer that loses channels, the indices kept along each dimension;
     ``left_alone`` gives the reason for every other module with parameters; ``usage`` is what a training step takes
     before and after, where that was measured; ``forms`` remembers which form of each layer is fastest where
-    (:func:`pcn.fusion.fastest_forms`).
+    (:func:`pcn.fusion.fastest_forms`); ``unspent`` says what is left of a budget that would have bought more, and why.
     """
 
     layers: dict[str, LayerPlan]
@@ -48,6 +48,7 @@ class Plan:
     left_alone: dict[str, str] = field(default_factory=dict)
     usage: Expected | None = None
     forms: dict[str, dict[str, str]] = field(default_factory=dict)  # where -> layer -> form
+    unspent: str | None = None
 
     @property
     def transformed(self) -> list[LayerPlan]:
@@ -88,7 +89,7 @@ class Plan:
         changed = replace(layer, rank=rank, reason=NO_RANK if rank is None else None, note=None)
         if rank is None:  # outputs are trained behind a basis only together with inputs, and patterns are of directions
             changed = replace(changed, output_rank=None, kernel_rank=None)
-        return replace(self, layers={**self.layers, name: changed}, usage=None, forms={})
+        return replace(self, layers={**self.layers, name: changed}, usage=None, forms={}, unspent=None)
 
     def apply_(
         self,

@@ -25,7 +25,7 @@ def plan_table(plan: Plan) -> str:
 
 
 def totals(plan: Plan) -> list[str]:
-    """What all layers of the plan, changed or not, train, store and compute before and after."""
+    """What all layers, changed or not, train, store and compute before and after, and what a budget has left."""
     layers = list(plan.layers.values())
     before, stored = (sum(getattr(layer, side) for layer in layers) for side in ("size_before", "stored_after"))
     frozen = ", frozen parts" if any(layer.frozen_size for layer in layers) else ""
@@ -37,7 +37,8 @@ def totals(plan: Plan) -> list[str]:
     if known:
         before, after = (sum(getattr(layer, side) for layer in known) for side in ("flops_before", "flops_after"))
         lines.append(_saved(before, after, "FLOPs per sample in them"))
-    return lines if plan.usage is None else lines + plan.usage.lines()
+    lines += [] if plan.usage is None else plan.usage.lines()
+    return lines if plan.unspent is None else [*lines, plan.unspent]
 
 
 def cells(layer: LayerPlan) -> tuple[str, ...]:

@@ -10,18 +10,21 @@ from torch import nn
 
 from pcn.config import PCNConfig
 from pcn.distributed.engine import Engine
+from pcn.distributed.plans import Made
 from pcn.errors import ConfigError, PlanError
 from pcn.layers import transformable_layers, unwrap
 from pcn.planner import Measured
 from pcn.planner.budget import Budget, as_budget
 from pcn.planner.reachable import check_reachable
+from pcn.planner.within import plan_within
 from pcn.plans.fit import check_statistics
 from pcn.plans.making import make_plan
 from pcn.plans.nothing import warn_of_nothing
 from pcn.plans.plan import Plan, check_untransformed, get_plan
-from pcn.rewriting.bases import Bases, find_bases
+from pcn.rewriting.bases import find_bases
 from pcn.rewriting.optimizer_checks import check_could_follow
 from pcn.rewriting.surgery import averaged, with_average
+from pcn.rewriting.taps import TapMoments
 from pcn.running.example import Batches, Example, Forward, opened, repeatable
 from pcn.running.optimizers import Optimizers, as_optimizers
 from pcn.statistics import Statistics, analyze
@@ -249,7 +252,7 @@ class Switch:
         batches = engine.ranks.together(lambda: repeatable(batches))
         found = stats or self.look(batches)
         self.statistics = found
-        fading = Fading(*engine.agree(lambda: self._make(found, batches), found), self.fade)
+        fading = Fading(*engine.agree(self._maker(found, batches), found), self.fade)
         engine.try_(fading.plan, fading.bases, found.example, strict=self.strict)  # what cannot work shows now
         self._fading = fading
         return None
@@ -270,11 +273,11 @@ class Switch:
         if self.recalibrate or self._measures_worth:
             batches = ranks.together(lambda: repeatable(batches))
         found = stats or self.look(batches)
-        plan = self._cut(lambda: self._make(found, batches), found, batches)
+        plan = self._cut(self._maker(found, batches), found, batches)
         self.statistics = found
         return plan
 
-    def _cut(self, make: Callable[[], tuple[Plan, Bases]], stats: Statistics | None, batches: Batches) -> Plan:
+    def _cut(self, make: Callable[[], Made], stats: Statistics | None, batches: Batches) -> Plan:
         """Have one process make a plan and all apply it; or none, where anything fails."""
         engine, norms = self._engine, self._recalibration(batches)
         before = engine.before_switch_()
@@ -287,10 +290,22 @@ class Switch:
         models = with_average(unwrap(self.model), self.ema) if self.recalibrate else []
         return Recalibration(models, batches, self.forward, self._engine.ranks)
 
-    def _make(self, stats: Statistics, batches: Batches) -> tuple[Plan, Bases]:
-        plan = make_plan(self.model, stats, self._wish, batches=batches, measured=self.measured)
+    def _maker(self, stats: Statistics, batches: Batches) -> Callable[[], Made]:
+        """How one process makes the plan, once all of them have measured what none of them can alone."""
+        wish = self._wish
+        taps = None
+        if isinstance(wish, Budget) and wish.patterns:
+            taps = self._engine.look_at_taps(stats, wish)
+        return lambda: self._make(stats, batches, taps)
+
+    def _make(self, stats: Statistics, batches: Batches, taps: TapMoments | None) -> Made:
+        model, wish = unwrap(self.model), self._wish
+        if isinstance(wish, Budget):
+            plan = plan_within(model, stats, wish, batches=batches, measured=self.measured, taps=taps)
+        else:
+            plan = make_plan(model, stats, wish)
         warn_of_nothing(plan, "the switch")
-        return plan, find_bases(plan, stats, self.model)
+        return plan, find_bases(plan, stats, model)
 
     @property
     def begun(self) -> bool:
