@@ -23,6 +23,7 @@ from peers import RESULTS, folder
 from peers.comparison import Comparison
 from peers.order import METHODS, Run, in_order
 from peers.parents import PARENTS
+from peers.recount import recount
 from peers.results import Results
 
 
@@ -30,7 +31,9 @@ def main() -> None:
     options = arguments().parse_args()
     runs = [run for run in in_order() if wanted(run, options)]
     comparison = Comparison(Results(options.results), options)
-    if options.list:
+    if options.recount:
+        show(f"{run}: its operations were counted wrong" for run in recount(comparison.results))
+    elif options.list:
         show(map(comparison.described, comparison.left(runs)))
     elif complaint := comparison.do(runs):
         raise SystemExit(complaint)
@@ -67,6 +70,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--solo", action="store_true", help="time runs that have an accuracy, one by one")
     parser.add_argument("--eager", action="store_true", help="do not compile the training step")
     parser.add_argument("--list", action="store_true", help="only say what is left to do, and what that waits for")
+    parser.add_argument("--recount", action="store_true", help="only count operations of recorded networks again")
     parser.add_argument("--work", type=folder, default="runs/peers", help="folder for checkpoints")
     parser.add_argument("--results", type=folder, default=RESULTS, help="folder for results")
     return parser

@@ -22,6 +22,7 @@ import torch
 
 from pcn.costs.count import flops_per_sample
 from pcn.errors import ConfigError, DataError
+from pcn.fusion.fuse import unfuse_
 from pcn.training import RunFolder, Settings, Trainer, load_data, world
 from pcn.training.meter import plus
 from pcn.training.run_folder import METRICS, parse_metrics
@@ -205,6 +206,7 @@ def folder_name(name: str, compiled: bool) -> str:
 def measured(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record]) -> Record:
     """What a finished run is known by; seconds and joules only where it had the machine to itself."""
     model, example = copy.deepcopy(trainer.model).cpu(), next(iter(trainer.calibration()))[:1].cpu()
+    unfuse_(model)  # operations are the method's, not those of the form in which a GPU is fastest
     seconds, energy_j = whole_run(job, trainer, result, seen) if job.solo else (None, None)
     peak = peak_bytes(seen)
     switched = [r["validation_accuracy"] for r in seen if r["event"] == "switch"]

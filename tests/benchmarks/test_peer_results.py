@@ -256,3 +256,17 @@ def test_a_part_of_the_documentation_is_made_anew(tmp_path: Path) -> None:
     assert made == f"before <!-- a -->\n\n{part}\n\n<!-- end of a --> after"
     with pytest.raises(ValueError, match="no part <!-- a -->"):
         with_parts("nothing", {"a": part})
+
+
+def test_operations_are_counted_again_where_a_plan_says_them(tmp_path: Path) -> None:
+    from peers.recount import recount
+
+    records = [record("pcn-paper", 10, 92.0), record("narrow", 10, 92.0), record("pcn-planner", 10, 93.0)]
+    results = results_in(tmp_path, records)
+    before = json.loads(results.final.path.read_text())
+    assert [run.method for run in recount(results)] == ["pcn-paper"]  # there is no plan of the planner's
+    held = json.loads(results.final.path.read_text())
+    assert [each["flops_per_sample"] for each in held["records"]] == [372_642_816, 3e8, 3e8]
+    held["records"][0]["flops_per_sample"] = 3e8
+    assert held == before
+    assert recount(results_in(tmp_path, [record("pcn-paper", 10, 92.0, flops_per_sample=372_642_816)])) == []
