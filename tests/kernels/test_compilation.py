@@ -23,6 +23,7 @@ from pcn.kernels import (  # noqa: E402
 from pcn.kernels.conv_reference import Geometry  # noqa: E402
 
 HOPPER = 90
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 NUMBERS = {"count": "i64", "each": "i64", "tiles": "i64", "parts": "i32", "share": "fp32"}
 NORM = {"weight", "bias", "mean", "inverse_std", "centre"}
 SINGLE = NORM | {"held", "variance", "plain", "weighted", "d_bias", "d_weight"}
@@ -99,6 +100,41 @@ def test_one_loop_in_place_of_two_leaves_room_too(tmp_path: Path) -> None:
     assert one < 0.8 * two
 
 
+BACK = {"width": 256, "rank": 64, "ROWS": 64, "DIRECTIONS": 64, "DIRECT": False, "MASK": 0, "WRITE": False}
+PASSES_BACK = {"sums": norm_sums_kernel.pcn_norm_sums, "gradients": norm_gradients_kernel.pcn_norm_gradients}
+
+
+@pytest.mark.parametrize("name", PASSES_BACK)
+def test_an_element_takes_few_instructions_on_the_way_back(name: str, tmp_path: Path) -> None:
+    """With 64 directions that is what takes the time, more than memory."""
+    full, some_missing = (
+        instructions_of_loop(compile_for_hopper(PASSES_BACK[name], BACK | {"EVEN": even}).asm["cubin"], tmp_path)
+        for even in (True, False)
+    )
+    elements = 64 * 64 // (4 * 32)  # of a tile, for each thread of four warps
+    assert full <= 14 * elements
+    assert full < 0.95 * some_missing  # where every tile is full, nothing is masked
+
+
+def instructions_of_loop(cubin: bytes, folder: Path) -> int:
+    """How many instructions the longest loop of a kernel has."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(cubin)
+    said = subprocess.run([TOOLS / "nvdisasm", "-c", file], capture_output=True, text=True, check=True).stdout
+    labels: dict[str, int] = {}
+    longest = count = 0
+    for line in said.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = count
+        elif re.match(r"\s*/\*[0-9a-f]+\*/", line):
+            count += 1
+            back = re.search(r"BRA.*`\((\.L_x_\d+)\)", line)
+            if back and back[1] in labels:
+                longest = max(longest, count - labels[back[1]])
+    assert longest
+    return longest
+
+
 def registers(given: dict[str, Any], folder: Path) -> int:
     """What each thread of the forward pass needs."""
     return resources(compile_for_hopper(norm_kernel.pcn_norm, given).asm["cubin"], folder)["REG"]
@@ -132,6 +168,7 @@ def resources(cubin: bytes, folder: Path) -> dict[str, int]:
     """What a compiled kernel needs, as the tool beside Triton's assembler says."""
     file = folder / "kernel.cubin"
     file.write_bytes(cubin)
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    said = subprocess.run([tool, "--dump-resource-usage", file], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [TOOLS / "cuobjdump", "--dump-resource-usage", file], capture_output=True, text=True, check=True
+    ).stdout
     return {name: int(value) for name, value in re.findall(r"([A-Z]+):(\d+)", said)}
