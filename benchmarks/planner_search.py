@@ -117,7 +117,7 @@ class Search:
         self.records, self.options = records, options
         pace = Pace(records.path.parent / FILE, way(options.together, eager=options.eager))
         self.times = Timetable[Trial](
-            pace, options.time_limit, lambda trial: (trial.network, trial.arm), self.epochs_left
+            pace, options.time_limit, lambda trial: (trial.network, trial.arm), self.epochs_left, options.together
         )
         self.to_do: list[Trial] = []
 

@@ -34,7 +34,13 @@ class Comparison:
     def __init__(self, results: Results, options: argparse.Namespace) -> None:
         self.results, self.options = results, options
         pace = Pace(results.folder / FILE, way(options.together, eager=options.eager, solo=options.solo))
-        self.times = Timetable[Run](pace, options.time_limit, lambda run: (run.parent, run.method), self.epochs_left)
+        self.times = Timetable[Run](
+            pace,
+            options.time_limit,
+            lambda run: (run.parent, run.method),
+            self.epochs_left,
+            1 if options.solo else options.together,
+        )
         self.to_do: set[Run] = set()
         self.stopped: set[Run] = set()  # by the deadline
 

@@ -12,6 +12,7 @@ from peers.pace import Pace, Taken
 
 STILL_S, STILL_EPOCHS = 240.0, 10  # without a word from a run: the start and so many epochs, but at least so long
 SOON = 0.25  # of the time that another run would take
+FASTER = 2.0  # times, at most, that a run may become when those beside it end
 NAMED = 10  # runs that are named where many have not started
 
 Item = TypeVar("Item")
@@ -25,7 +26,7 @@ class Begun(NamedTuple):
 
 
 class Timetable(Generic[Item]):
-    """The times of runs, each of which is a ``kind`` of network and method and has ``epochs_left``."""
+    """The times of runs, each of which is a ``kind`` of network and method and has ``epochs_left``; so many at once."""
 
     def __init__(
         self,
@@ -33,8 +34,9 @@ class Timetable(Generic[Item]):
         limit_s: float,
         kind: Callable[[Item], tuple[str, str]],
         epochs_left: Callable[[Item], int],
+        together: int = 1,
     ) -> None:
-        self.pace, self.kind, self.epochs_left = pace, kind, epochs_left
+        self.pace, self.kind, self.epochs_left, self.together = pace, kind, epochs_left, together
         self.start = time.time()
         self.deadline = self.start + limit_s
         self.begun: dict[Item, Begun] = {}
@@ -81,15 +83,19 @@ class Timetable(Generic[Item]):
         return time.time() - last > max(STILL_S, usual.seconds(STILL_EPOCHS))
 
     def fits(self, item: Item, running: Sequence[Item], ready: Iterable[Item]) -> bool:
-        """Whether a run that is ready can end in time.
+        """Whether a run that is ready can end in time, and all that are running beside it.
 
-        While nothing is known of its network that is for the shortest runs to find out, as they lose the least.
+        What is known is how long runs take when ``together`` share the machine. They share it evenly, so that all have
+        ended when it has done the work of all; but a run alone is not as many times faster as there were others. While
+        nothing is known of its network that is for the shortest runs to find out, as they lose the least.
         """
         if self.deadline == math.inf:
             return True
         seconds = self.seconds(item)
         if seconds is not None:
-            return time.time() + seconds <= self.deadline
+            beside_s = sum(max(0.0, self._left_s(each) or 0.0) for each in running)
+            work_s = (seconds + beside_s) / self.together
+            return time.time() + max(work_s, seconds / min(FASTER, self.together)) <= self.deadline
         network, epochs = self.kind(item)[0], self.epochs_left(item)
         if beside := [self.begun[each].epochs for each in running if self.kind(each)[0] == network]:
             return epochs <= min(beside)

@@ -57,7 +57,7 @@ def comparison(tiny_parent: str, tmp_path: Path) -> Any:
 def a_run(method: str, **changes: Any) -> Any:
     from peers.order import Run
 
-    return Run(method, "tiny", TARGET, epochs=changes.pop("epochs", 2), seed=0, **changes)
+    return Run(method, "tiny", TARGET, **{"epochs": 2, "seed": 0} | changes)
 
 
 def do(comparison: Any, method: str, **changes: Any) -> dict[str, Any]:
@@ -470,6 +470,28 @@ def test_what_cannot_end_in_time_is_not_started_and_named(comparison: Any, capsy
     assert not comparison.fits(narrow, [])
     assert comparison.do([narrow]) is None
     assert f"1 runs are not started, for want of time:\n  {narrow}" in capsys.readouterr().out
+
+
+def test_what_ends_makes_room_for_what_goes_on(comparison: Any) -> None:
+    from peers.comparison import Comparison
+    from peers.pace import Taken
+
+    for method in ("narrow", "parent"):
+        comparison.results.grid.records.append(GRID | {"method": method})
+    six = Comparison(comparison.results, argparse.Namespace(**{**vars(comparison.options), "together": 6}))
+    six.times.deadline = time.time() + 1000
+    six.times.pace.learn("tiny", "narrow", Taken(100.0, 10.0))  # with five others beside it
+    long = a_run("narrow", epochs=182)  # 1920 seconds, of 320 of the whole machine
+    assert six.fits(long, [])
+    short = [a_run("parent", epochs=60, seed=seed) for seed in range(5)]  # 700 seconds, or 117
+    for run in short:
+        six.times.begin(run)
+    assert six.fits(long, short)  # 903 seconds for all of them
+    beside = [a_run("narrow", epochs=182, seed=seed) for seed in range(5)]
+    for run in beside:
+        six.times.begin(run)
+    assert not six.fits(long, beside)  # 1920 for six of its kind
+    assert not six.fits(a_run("narrow", epochs=200), [])  # 2100 seconds: not more than twice as fast by itself
 
 
 def test_what_nothing_is_known_of_is_found_out_by_the_shortest(comparison: Any) -> None:
