@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import pcn
 from pcn.models.cifar_resnet import BasicBlock
 from pcn.models.imagenet_resnet import Bottleneck
 from pcn.nn import from_layer
@@ -100,6 +101,14 @@ def transformed(model: nn.Module, keep: tuple[str, ...] = (), rank: int = 3) -> 
     return model.double()
 
 
+def patterned(model: nn.Module, keep: tuple[str, ...]) -> nn.Module:
+    """Rewrite layers in directions that are read in patterns of their taps, as they are in random images."""
+    stats = pcn.analyze(model, [torch.randn(64, *IMAGES[1:])])
+    config = pcn.PCNConfig(rank=4, kernel_rank=4, exclude=keep, skip_larger=False)
+    pcn.make_plan(model, stats, config).apply_(model, stats)
+    return model.double()
+
+
 IMAGES, ROWS, LINES = (4, 3, 6, 6), (7, 12), (4, 3, 9)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "residual": (lambda: transformed(Residual(), keep=("conv",)), IMAGES),
@@ -107,5 +116,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "norm before": (lambda: transformed(Before(), keep=("stem",)), IMAGES),
     "linear": (lambda: transformed(Dense(), keep=("layers.0",)), ROWS),
     "signals": (lambda: transformed(Signals(), keep=("convs.0",)), LINES),
+    "patterns": (lambda: patterned(Residual(), keep=("conv",)), IMAGES),
     "untransformed": (lambda: Residual().double(), IMAGES),
 }

@@ -48,8 +48,9 @@ def test_training_and_inference_are_the_same(name: str, form: Any) -> None:
         assert_same(model.train(training), twin.train(training), batch)
 
 
-def test_what_is_found_in_a_residual_network() -> None:
-    model, _, batch = pair("residual")
+@pytest.mark.parametrize("name", ["residual", "patterns"])
+def test_what_is_found_in_a_residual_network(name: str) -> None:
+    model, _, batch = pair(name)
     found = {chain.norm: chain for chain in fuse_(model, batch).chains}
     assert found["bn"].readers == ("first.conv1", "first.shortcut.conv")  # one projection for both
     assert not found["bn"].emit
