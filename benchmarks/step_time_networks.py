@@ -91,10 +91,8 @@ def _wide(name: str, factor: int = 1, config: pcn.PCNConfig | pcn.Budget | Path 
 
 PCN1 = "wide_resnet20-pcn1"
 MLP_PCN = pcn.PCNConfig(rank=0.125, exclude=("0",))
-PATTERNS = (
-    pcn.Budget(  # as the comparison's planner has it; the same share for all, so that weights say nothing of ranks
-        params=1_094_154, worth=pcn.Evenly(), config=pcn.PCNConfig(kernel_rank=4, exclude=("conv1", "fc"))
-    )
+EVENLY_IN_PATTERNS = pcn.Budget(  # as the comparison's planner has it; weights say nothing of ranks that are even
+    params=1_094_154, worth=pcn.Evenly(), config=pcn.PCNConfig(kernel_rank=4, exclude=("conv1", "fc"))
 )
 PLANS = Path(__file__).parent / "plans"  # see the README there
 IN_ORDER = [  # the most important first
@@ -102,7 +100,8 @@ IN_ORDER = [  # the most important first
     _wide("wide_resnet20-pcn0", config=_paper("wide_resnet20-pcn0")),
     _wide("wide_resnet20-pcn2", config=_paper("wide_resnet20-pcn2")),
     *[_wide(plan.stem, config=plan) for plan in sorted(PLANS.glob("wide_resnet20-*.json"))],
-    _wide("wide_resnet20-patterns", config=PATTERNS),
+    _wide("wide_resnet20-patterns", config=EVENLY_IN_PATTERNS),
+    _wide("wide_resnet20-patterns-in-32s", config=replace(EVENLY_IN_PATTERNS, step=32)),  # as convolutions like them
     _wide("wide_resnet20x4-pcn1", factor=4),
     _wide("wide_resnet20x2-pcn1", factor=2),
     Network(

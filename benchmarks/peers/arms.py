@@ -77,6 +77,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "tuned, patches of 6 positions": {**TUNED, "switch": partial(PatchSwitch, positions=6)},
     "tuned, patterns by response, kernel rank 4": {**AS_TRAINED, **TUNED, "kernel_rank": 4},
     "tuned, patterns by response, kernel rank 4, even ranks": {**AS_TRAINED, **TUNED, "kernel_rank": 4, **EVENLY},
+    "tuned, patterns by response, kernel rank 4, even ranks in 32s": {
+        **AS_TRAINED,
+        **TUNED,
+        "kernel_rank": 4,
+        "rank_step": 32,  # as convolutions on a GPU like them
+        **EVENLY,
+    },
     "tuned, patterns by response, kernel rank 4, even ranks, shortcuts whole": {
         **AS_TRAINED,
         **TUNED,
@@ -275,6 +282,7 @@ PATTERNS = (  # the library's own form of that: ranks handed out, or the same sh
     "tuned, separable patches, even shares",
     "tuned, patterns by response, kernel rank 4, even ranks",
     "tuned, patterns chosen, even ranks",
+    "tuned, patterns by response, kernel rank 4, even ranks in 32s",
     "tuned, patterns by response, kernel rank 4, even ranks, shortcuts whole",
     "tuned, patterns chosen",
     "tuned, patterns by response, kernel rank 4",
