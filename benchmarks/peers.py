@@ -69,6 +69,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--run-limit", type=float, default=7200, metavar="SECONDS", help="for one run")
     parser.add_argument("--solo", action="store_true", help="time runs that have an accuracy, one by one")
     parser.add_argument("--eager", action="store_true", help="do not compile the training step")
+    parser.add_argument("--fused", action="store_true", help="fuse principal component networks, however short the run")
     parser.add_argument("--list", action="store_true", help="only say what is left to do, and what that waits for")
     parser.add_argument("--recount", action="store_true", help="only count operations of recorded networks again")
     parser.add_argument("--work", type=folder, default="runs/peers", help="folder for checkpoints")

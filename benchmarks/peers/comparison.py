@@ -23,8 +23,8 @@ from peers.results import Results
 from peers.timetable import Timetable, say_not_started
 from processes import Undone, Work, run_each
 
-# Epochs: in a shorter run, making the fused kernels takes longer than they save. Runs that share a GPU are not fused:
-# some that were have stood still after their switch, perhaps in the compiler (pcn.kernels.inductor).
+# Epochs: in a shorter run, making the fused kernels takes longer than they save. Runs that share a GPU are fused where
+# that is asked for: some that were have stood still after their switch, perhaps in the compiler (pcn.kernels.inductor).
 FUSED_FROM = 182
 
 
@@ -180,7 +180,7 @@ class Comparison:
             whole_epochs=run.epochs,
             reads_test=run.point is None and record is None,  # of a run that is done again it was read before
             compiled=compiled,
-            fused=compiled and options.solo and run.epochs >= FUSED_FROM,
+            fused=compiled and (options.fused or (options.solo and run.epochs >= FUSED_FROM)),
             deadline=self.times.deadline,
         )
 

@@ -252,7 +252,7 @@ def _timed(job: Job) -> tuple[int, int]:
 
 def origin(job: Job) -> Record:
     """Which code a run that has begun was trained by, and how."""
-    return {"commit": commits_of(job.folder, commit_at_start()), "compiled": job.compiled}
+    return {"commit": commits_of(job.folder, commit_at_start()), "compiled": job.compiled, "fused": job.fused}
 
 
 def peak_bytes(seen: list[Record]) -> int | None:

@@ -32,6 +32,7 @@ FIELDS = (
     "weight_decay",
     "commit",
     "compiled",
+    "fused",
 )
 MEASURED = ("train_seconds", "energy_j", "timed_epochs", "peak_mib")
 GRID_FIELDS = (

@@ -50,6 +50,7 @@ MEASURED = {
     "peak_mib": 5.0,
     "commit": "abc",
     "compiled": True,
+    "fused": False,
 }
 
 

@@ -29,7 +29,7 @@ METHODS = (
 FIELDS = (
     *("method", "parent", "seed", "epochs", "trainable_params", "total_params", "flops_per_sample", "test_accuracy"),
     *("train_seconds", "energy_j", "timed_epochs", "peak_mib"),
-    *("target", "learning_rate", "weight_decay", "commit", "compiled"),
+    *("target", "learning_rate", "weight_decay", "commit", "compiled", "fused"),
 )
 
 GRID = {  # the record of the grid's only point
@@ -49,7 +49,14 @@ def comparison(tiny_parent: str, tmp_path: Path) -> Any:
     from peers.results import Results
 
     options = argparse.Namespace(
-        data=tmp_path, work=tmp_path / "work", solo=False, eager=True, together=1, time_limit=math.inf, run_limit=60
+        data=tmp_path,
+        work=tmp_path / "work",
+        solo=False,
+        eager=True,
+        fused=False,
+        together=1,
+        time_limit=math.inf,
+        run_limit=60,
     )
     return Comparison(Results(tmp_path / "results"), options)
 
