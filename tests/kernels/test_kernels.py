@@ -193,6 +193,19 @@ def test_strides(run: Run) -> None:
         torch.testing.assert_close(run("batch_moments", spread), reference.batch_moments(rows))
 
 
+def test_strides_of_a_norm(run: Run) -> None:
+    rows, added, norm, basis, _ = make((40, 20, 5), torch.float32)
+    spread = [torch.stack([each, -each], 1)[:, 0] for each in norm]  # as a parameter that is a part of a larger one
+    y, projected = reference.norm_project(rows, added, norm, basis, None)
+    assert projected is not None
+    found = run("norm_project", rows, added, *spread, basis, None, True, True, True)
+    given = projected, None, rows, added, None
+    found += run("norm_project_backward", *given, *spread, basis, True, True)
+    expected = y, projected, *reference.norm_project_backward(*given, norm, basis, training=True)
+    for one, another in zip(found, expected, strict=True):
+        close(one, another, torch.float32)
+
+
 def test_no_rows(run: Run) -> None:
     rows, added, norm, basis, centre = make((1, 20, 5), torch.float32)
     rows, added = rows[:0], added[:0]

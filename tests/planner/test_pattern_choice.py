@@ -131,6 +131,15 @@ def test_taps_are_looked_at_where_there_is_a_choice(config: pcn.PCNConfig) -> No
     assert not tap_directions(model, stats, budget)
 
 
+def test_statistics_may_be_of_layers_that_were_taken_off_since() -> None:
+    model = built()
+    stats, body = pcn.analyze(model, [images()], mode="batch"), model[:5]
+    budget = pcn.Budget(params=0.5, step=1, patterns=True, config=pcn.PCNConfig(exclude=("0",)))
+    assert tap_directions(body, stats, budget).keys() == {"3"}
+    planned = pcn.make_plan(body, stats, budget)
+    assert pcn.Switch(body, None, budget).after_epoch(1, [images()], statistics=stats) == planned
+
+
 @pytest.mark.parametrize("worth", [pcn.Response(), pcn.Evenly()])
 @pytest.mark.parametrize("share", [0.3, 0.5])
 def test_a_budget_that_chooses_keeps_more_and_spends_what_it_has(worth: pcn.Response, share: float) -> None:

@@ -69,7 +69,7 @@ def norm_project(
     ``training`` says that mean and inverse_std are the rows' own, so that gradients flow through them. ``mask`` says
     that nobody else keeps y for backward, so that a byte for each of its numbers is kept in its place.
     """
-    norm, rows, added = Norm(weight, bias, mean, inverse_std), rows.contiguous(), _dense(added)
+    norm, rows, added = _norm(weight, bias, mean, inverse_std), rows.contiguous(), _dense(added)
     if uses_kernel(rows):
         from pcn.kernels.norm_kernel import norm_project as kernel
 
@@ -103,7 +103,7 @@ def norm_project_backward(
 
     ``y`` may be given for ``added``, or what is positive where it is.
     """
-    norm, rows, given = Norm(weight, bias, mean, inverse_std), rows.contiguous(), (_dense(added), _dense(y))
+    norm, rows, given = _norm(weight, bias, mean, inverse_std), rows.contiguous(), (_dense(added), _dense(y))
     coming = _dense(d_projected), _dense(d_y)
     if uses_kernel(rows):
         from pcn.kernels.norm_backward import norm_project_backward as kernel
@@ -125,6 +125,10 @@ def project(rows: Tensor, basis: Tensor, centre: Tensor | None) -> Tensor:
 
 def _dense(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
+
+
+def _norm(*tensors: Tensor) -> Norm:
+    return Norm(*(tensor.contiguous() for tensor in tensors))
 
 
 @fake_of(batch_moments)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pcn.layers import by_group, canonical_weight
+from pcn.layers import by_group, canonical_weight, transformable_layers
 from pcn.planner.values import eigenpairs_of
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.ranks import check_batch
@@ -51,12 +51,15 @@ def _chooses(budget: Budget, name: str) -> bool:
 def tap_directions(model: nn.Module, stats: Statistics, budget: Budget) -> dict[str, Along]:
     """Return principal directions of all layers whose patterns a budget may choose, to look at their taps along."""
     config = budget.config
-    free = [name for name in stats.layers if config.excludes(name) is None and not config.fixes(name)]
-    weights = {name: canonical_weight(model.get_submodule(name)) for name in free if _chooses(budget, name)}
+    weights = {
+        name: canonical_weight(layer)
+        for name, layer, reason in transformable_layers(model)
+        if reason is None and config.excludes(name) is None and not config.fixes(name) and _chooses(budget, name)
+    }
     return {
         name: _along(stats, name)
         for name, weight in weights.items()
-        if weight.requires_grad and weight.shape[2:].numel() > 1
+        if name in stats.layers and weight.requires_grad and weight.shape[2:].numel() > 1
     }
 
 
