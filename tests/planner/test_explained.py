@@ -69,10 +69,19 @@ def test_a_layer_that_stays_whole_for_time_or_memory_is_not_said_to_have_no_smal
         return {layer.name: layer.reason for layer in plan.layers.values()}
 
     none = "no form of it would be smaller and no slower"
-    expected = {"0": None, "2": "any smaller form of it would take more memory than now", "4": none}
+    stepped = f"{none}, in steps of 8 directions"  # with fewer there are some
+    expected = {"0": None, "2": "any smaller form of it would take more memory than now", "4": stepped}
     assert reasons(pcn.Budget(memory_mib=0.8)) == expected
     assert reasons(pcn.Budget(step_ms=0.8))["2"] == "any smaller form of it would take more time than now"
     both = reasons(pcn.Budget(step_ms=0.8, memory_mib=0.8))["2"]
     assert both == "any smaller form of it would take more time or memory than now"
     kept = f"{none}, with floor=0.6 of its directions"
-    assert reasons(pcn.Budget(params=1.0, floor=0.6)) == {"0": kept, "2": kept, "4": none}
+    assert reasons(pcn.Budget(params=1.0, floor=0.6)) == {"0": kept, "2": kept, "4": stepped}
+    plan = pcn.make_plan(model, stats, pcn.Budget(params=0.1, step=1))
+    assert plan.layers["4"].rank is not None
+
+
+def test_a_layer_that_no_step_makes_smaller_has_no_smaller_form() -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+    plan = pcn.make_plan(model, pcn.analyze(model, [torch.randn(256, 32)]), pcn.Budget(params=0.8))
+    assert plan.layers["2"].reason == "no form of it would be smaller and no slower"

@@ -28,14 +28,18 @@ def with_next_step(layer: LayerPlan, served: Served, alone: str | None = None) -
 
 
 def nothing_on_offer(question: Question, planned: LayerPlan) -> str:
-    """Why a layer has no form but what it is: smaller ones take more time or memory, or keep too few directions."""
-    floor, layer = question.budget.floor, replace(question.plan.layers[planned.name], kept_outputs=planned.kept_outputs)
+    """Why a layer has no form but what it is: what smaller ones take more of, or which rule leaves none."""
+    budget, layer = question.budget, replace(question.plan.layers[planned.name], kept_outputs=planned.kept_outputs)
     smaller, whole = _smaller(question, layer), question.prices.before(layer)
     costlier = {unit for option in smaller for unit in COSTLIER if option.costs.get(unit, 0) > whole.get(unit, 0)}
     if more := [what for unit, what in COSTLIER.items() if unit in costlier]:
         return f"any smaller form of it would take more {' or '.join(more)} than now"
-    lower = _smaller(replace(question, budget=replace(question.budget, floor=0.0)), layer)
-    return f"{NO_SMALLER}, with floor={floor:g} of its directions" if lower else NO_SMALLER
+    if _smaller(replace(question, budget=replace(budget, floor=0.0)), layer):
+        return f"{NO_SMALLER}, with floor={budget.floor:g} of its directions"
+    lowest = replace(layer, rank=1, output_rank=None)
+    if budget.rank_step == 1 or lowest.is_larger or lowest.is_slower:
+        return NO_SMALLER
+    return f"{NO_SMALLER}, in steps of {budget.rank_step} directions"
 
 
 def _smaller(question: Question, layer: LayerPlan) -> list[Option]:
