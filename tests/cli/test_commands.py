@@ -307,6 +307,18 @@ def test_a_budget_that_steps_put_out_of_reach_is_met_as_the_error_says(capsys: p
     assert main(["plan", *LOOK, "--params", "0.12", "--rank-step", "1"]) == 0
 
 
+def test_a_plan_advises_flags_and_not_python(capsys: pytest.CaptureFixture[str]) -> None:
+    trained()
+    assert main(["plan", *LOOK, "--params", "0.9"]) == 0
+    shown = capsys.readouterr().out
+    assert "stay unused, as no layer may get larger or slower (--no-skip-larger lets them)" in shown
+    assert "PCNConfig" not in shown
+    assert main(["plan", *LOOK, "--params", "0.9", "--no-skip-larger"]) == 0
+    assert "--no-skip-larger" not in capsys.readouterr().out
+    both = "--params", "0.5", "--memory-mib", "0.5", "--patterns"
+    assert "so give that, as in --kernel-rank 4" in refused(capsys, "plan", *LOOK, *both, code=2)
+
+
 def test_what_was_cut_already_is_cut_anew_as_the_error_says(capsys: pytest.CaptureFixture[str]) -> None:
     trained()
     assert main(["compress", *LOOK, "--rank", "8", "--out", "small"]) == 0

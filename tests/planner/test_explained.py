@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+import pcn
+from pcn.costs.usage import MIB, Usage
 from pcn.planner.allocation import Served
 from pcn.planner.explained import with_next_step
+from pcn.planner.measured import LayerUsage, Measured
 from pcn.planner.options import Option
 from pcn.plans.layer_plan import LayerPlan
 
@@ -43,3 +48,40 @@ def test_what_was_said_before_stays() -> None:
     now, following = Option(8, None, {"params": 100}, 0.5), Option(16, 4, {"params": 150}, 0.75)
     words = "few; rank 16 with 4 trained outputs would be worth 50.00% more, for 50 parameters"
     assert said(now, following, LAYER.with_note("few")) == words
+
+
+def test_a_layer_that_stays_whole_for_time_or_memory_is_not_said_to_have_no_smaller_form() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    stats = pcn.analyze(model, [torch.randn(256, 32)])
+    sizes = {"0": (32, 10, 5), "2": (64, 10, 12), "4": (64, 1, 1)}  # inputs, and what it takes whole and with a basis
+    layers = {
+        name: LayerUsage(
+            Usage(activations_bytes=whole * MIB, time_ns=whole * 10**6),
+            {(rank, None): Usage(activations_bytes=cut * MIB, time_ns=cut * 10**6) for rank in (8, width)},
+        )
+        for name, (width, whole, cut) in sizes.items()
+    }
+    measured = Measured(Usage(), layers)
+
+    def reasons(budget: pcn.Budget) -> dict[str, str | None]:
+        plan = pcn.make_plan(model, stats, budget, measured=measured)
+        return {layer.name: layer.reason for layer in plan.layers.values()}
+
+    none = "no form of it would be smaller and no slower"
+    stepped = f"{none}, in steps of 8 directions"  # with fewer there are some
+    expected = {"0": None, "2": "any smaller form of it would take more memory than now", "4": stepped}
+    assert reasons(pcn.Budget(memory_mib=0.8)) == expected
+    assert reasons(pcn.Budget(step_ms=0.8))["2"] == "any smaller form of it would take more time than now"
+    both = reasons(pcn.Budget(step_ms=0.8, memory_mib=0.8))["2"]
+    assert both == "any smaller form of it would take more time or memory than now"
+    kept = f"{none}, with floor=0.6 of its directions"
+    assert reasons(pcn.Budget(params=1.0, floor=0.6)) == {"0": kept, "2": kept, "4": stepped}
+    plan = pcn.make_plan(model, stats, pcn.Budget(params=0.1, step=1))
+    assert plan.layers["4"].rank is not None
+
+
+def test_a_layer_that_no_step_makes_smaller_has_no_smaller_form() -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+    plan = pcn.make_plan(model, pcn.analyze(model, [torch.randn(256, 32)]), pcn.Budget(params=0.8))
+    assert plan.layers["2"].reason == "no form of it would be smaller and no slower"

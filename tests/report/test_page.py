@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 import pcn
@@ -109,6 +110,27 @@ def test_the_slider_gives_what_the_planner_gives(browser: Browser, page: Page) -
         browser.press("#slider", key, times)
         seen.add(check_against_planner(browser, page).trainable_after)
     assert len(seen) > 3
+    assert browser.problems() == []
+
+
+@pytest.mark.parametrize("asked", [pcn.PCNConfig(kernel_rank=2), pcn.Budget(params=0.4, step=1, patterns=True)])
+def test_the_slider_gives_what_the_planner_gives_after_a_run_with_patterns(
+    browser: Browser, tmp_path: Path, asked: pcn.PCNConfig | pcn.Budget
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Conv2d(16, 24, 3))
+    stats = pcn.analyze(model, [torch.rand(16, 3, 12, 12)])
+    plan, config = pcn.make_plan(model, stats, asked), asked.config if isinstance(asked, pcn.Budget) else asked
+    patterned = [layer for layer in plan.transformed if layer.kernel_rank is not None]
+    assert patterned
+    page = Page(write_report(tmp_path / "report.html", of(stats, plan, config)), model, stats)
+    browser.visit(page.path)
+    check_against_planner(browser, page)
+    browser.press("#slider", "ArrowLeft", 12)
+    check_against_planner(browser, page)
+    shown = browser.text("#layers")
+    for layer in patterned:
+        assert f"This run reads each direction in {layer.kernel_rank} of 9 patterns" in shown
     assert browser.problems() == []
 
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pcn
 from pcn.cli.command import Command, WrongUsageError
-from pcn.cli.screen import Screen
+from pcn.cli.screen import Screen, in_flags
 from pcn.errors import PCNError, suggest
 
 COMMANDS = {  # each is a module of this package with a COMMAND; only the one that is asked for is imported
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PCNError as error:
         if debug:
             raise
-        _say(f"error: {_with_flags(str(error))}")
+        _say(f"error: {in_flags(str(error))}")
         return 2 if isinstance(error, WrongUsageError) else 1
     except KeyboardInterrupt:
         _say("stopped")
@@ -99,17 +99,6 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 
 def _flag(action: argparse.Action) -> str:
     return f"{action.option_strings[0]} {action.metavar or '|'.join(action.choices or ())}"
-
-
-def _with_flags(message: str) -> str:
-    """What is advised in Python, as a flag.
-
-    >>> _with_flags("use form='dense'")
-    'use --form dense'
-    """
-    for python, flag in {"Budget(step=1)": "--rank-step 1", "form='dense'": "--form dense"}.items():
-        message = message.replace(python, flag)
-    return message
 
 
 def _say(line: str) -> None:

@@ -13,6 +13,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 PIPE_WIDTH = 160  # wide enough that no table is cut where there is no terminal to ask
+FLAGS = {  # what the library advises in Python
+    "Budget(step=1)": "--rank-step 1",
+    "form='dense'": "--form dense",
+    "PCNConfig(kernel_rank=4)": "--kernel-rank 4",
+    "PCNConfig(skip_larger=False)": "--no-skip-larger",
+    "(skip_larger=False insists)": "(--no-skip-larger insists)",
+}
+
+
+def in_flags(message: str) -> str:
+    """What is advised in Python, as a flag.
+
+    >>> in_flags("use form='dense'")
+    'use --form dense'
+    """
+    for python, flag in FLAGS.items():
+        message = message.replace(python, flag)
+    return message
 
 
 class _Console(Console):
@@ -32,7 +50,7 @@ class Screen:
     def text(self, line: object = "") -> None:
         """Print as it is, unless only JSON is wanted."""
         if not self.json:
-            self._console.print(str(line), markup=False)
+            self._console.print(in_flags(str(line)), markup=False)
 
     def heading(self, line: str) -> None:
         """Print a line that stands out, after an empty one."""

@@ -8,17 +8,44 @@ from pcn.planner.allocation import Served
 from pcn.planner.channels import Answer
 from pcn.planner.options import Option
 from pcn.planner.prices import taken_off
+from pcn.planner.question import Question
 from pcn.planner.units import amounts
 from pcn.plans.layer_plan import LayerPlan
 
+NO_SMALLER = "no form of it would be smaller and no slower"
+COSTLIER = {"step_ms": "time", "memory_mib": "memory"}
 
-def with_next_step(layer: LayerPlan, served: Served) -> LayerPlan:
-    """A layer's plan with what the next step would have bought, or why it stays whole."""
+
+def with_next_step(layer: LayerPlan, served: Served, alone: str | None = None) -> LayerPlan:
+    """A layer's plan with what the next step would have bought, or why it stays whole.
+
+    ``alone`` is why it had nothing to choose from, where that is so, as :func:`nothing_on_offer` says it.
+    """
     if layer.rank is None:
-        why = "the budget keeps it whole" if served.choices > 1 else "no form of it would be smaller and no slower"
-        return replace(layer, reason=why)
+        return replace(layer, reason=alone or "the budget keeps it whole")
     following = _next(served.option, served.following, layer.taps)
     return layer if following is None else layer.with_note(following)
+
+
+def nothing_on_offer(question: Question, planned: LayerPlan) -> str:
+    """Why a layer has no form but what it is: what smaller ones take more of, or which rule leaves none."""
+    budget, layer = question.budget, replace(question.plan.layers[planned.name], kept_outputs=planned.kept_outputs)
+    smaller, whole = _smaller(question, layer), question.prices.before(layer)
+    costlier = {unit for option in smaller for unit in COSTLIER if option.costs.get(unit, 0) > whole.get(unit, 0)}
+    if more := [what for unit, what in COSTLIER.items() if unit in costlier]:
+        return f"any smaller form of it would take more {' or '.join(more)} than now"
+    if _smaller(replace(question, budget=replace(budget, floor=0.0)), layer):
+        return f"{NO_SMALLER}, with floor={budget.floor:g} of its directions"
+    lowest = replace(layer, rank=1, output_rank=None)
+    if budget.rank_step == 1 or lowest.is_larger or lowest.is_slower:
+        return NO_SMALLER
+    return f"{NO_SMALLER}, in steps of {budget.rank_step} directions"
+
+
+def _smaller(question: Question, layer: LayerPlan) -> list[Option]:
+    """The forms that a budget of counted things alone would offer."""
+    found = question.forms(layer, only_smaller=question.budget.config.skip_larger, allow_costlier=True)
+    return [option for option in found if option.rank is not None]
 
 
 def with_outputs(layer: LayerPlan, answer: Answer) -> LayerPlan:

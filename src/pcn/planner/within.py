@@ -15,7 +15,7 @@ from pcn.layers import unwrap
 from pcn.planner.allocation import Served
 from pcn.planner.budget import Budget
 from pcn.planner.channels import Answer, with_channels
-from pcn.planner.explained import with_next_step, with_outputs
+from pcn.planner.explained import nothing_on_offer, with_next_step, with_outputs
 from pcn.planner.measured import Measured
 from pcn.planner.measuring import measure_costs
 from pcn.planner.question import Question
@@ -90,7 +90,10 @@ def plan_within(
     plan = make_plan(model, stats, _as_config(question, answer.served), graph=graph, example=example)
     if answer.dropped is not None and graph is not None:
         plan = without_classes(plan, graph, answer.dropped, {})
-    explained = {name: with_next_step(plan.layers[name], each) for name, each in answer.served.items()}
+    stuck = {
+        name: nothing_on_offer(question, plan.layers[name]) for name, each in answer.served.items() if each.choices < 2
+    }
+    explained = {name: with_next_step(plan.layers[name], each, stuck.get(name)) for name, each in answer.served.items()}
     for name, layer in plan.layers.items():
         if layer.frozen and layer.reason == NO_RANK:
             explained[name] = replace(layer, reason="its weight is frozen")

@@ -102,6 +102,7 @@ def _report(
             "exclude": list(config.exclude),
             "skip_larger": config.skip_larger,
             "multiple_of": config.multiple_of,
+            "kernel_rank": config.kernel_rank,
         },
         "toml": toml,
         "missing": None if spectra["activations"] else NO_SPECTRA,

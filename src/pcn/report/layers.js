@@ -39,6 +39,7 @@ function updateLayer(row, plan) {
   const { kept } = row.layer;
   const said = [];
   if (kept && kept.outputs !== row.layer.outputs) said.push(`This run keeps ${count(kept.outputs)} of ${count(row.layer.outputs)} outputs.`);
+  if (kept && kept.patterns !== null) said.push(`This run reads each direction in ${count(kept.patterns)} of ${count(row.layer.taps)} patterns, on average.`);
   if (kept && kept.reason) said.push(`This run: ${kept.reason}.`);
   if (kept && kept.note) said.push(`Note: ${kept.note}.`);
   if (kept && kept.output_reason) said.push(`Outputs: ${kept.output_reason}.`);

@@ -37,7 +37,7 @@ def _row(layer: LayerPlan, spectra: Spectra, config: PCNConfig, kept: Row | None
         "outputs": layer.out_features,
         "groups": layer.groups,
         "taps": layer.taps,
-        "trained_taps": layer.trained_taps,
+        "trained_taps": min(layer.taps, config.kernel_rank or layer.taps),  # with the slider: rules are not in it
         "bias": layer.bias,
         "in_positions": layer.in_positions,
         "out_positions": layer.out_positions,
@@ -52,6 +52,7 @@ def _row(layer: LayerPlan, spectra: Spectra, config: PCNConfig, kept: Row | None
 def _kept(layer: LayerPlan) -> Row:
     return {
         "rank": layer.rank,
+        "patterns": layer.kernel_rank,
         "inputs": layer.kept_inputs,
         "outputs": layer.kept_outputs,
         "trainable": layer.trainable_after,

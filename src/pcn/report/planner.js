@@ -47,7 +47,8 @@ function sizesOf(layer, rank) {
   }
   const trainable = layer.outputs * (rank * layer.trained_taps + 1);
   const operations = layer.out_positions * layer.outputs * rank * layer.taps + layer.in_positions * layer.inputs * rank;
-  return { width, trainable, stored: trainable + layer.inputs * (rank + 1), flops: known ? 2 * operations : null };
+  const patterns = layer.trained_taps < layer.taps ? layer.groups * rank * (layer.trained_taps + 1) * layer.taps : 0;
+  return { width, trainable, stored: trainable + layer.inputs * (rank + 1) + patterns, flops: known ? 2 * operations : null };
 }
 
 function planLayer(layer, activations, choice) {
@@ -88,6 +89,7 @@ function pythonConfig(data, choice) {
   const lines = [`rank=${rank}`];
   if (names.length) lines.push(`exclude=(${names.join(', ')},)`);
   if (!choice.skipLarger) lines.push('skip_larger=False');
+  if (data.config.kernel_rank !== null) lines.push(`kernel_rank=${data.config.kernel_rank}`);
   if (choice.multipleOf !== 1) lines.push(`multiple_of=${choice.multipleOf}`);
   return lines.length === 1 ? `pcn.PCNConfig(${lines[0]})` : `pcn.PCNConfig(\n    ${lines.join(',\n    ')},\n)`;
 }
@@ -98,5 +100,6 @@ function tomlConfig(data, choice) {
   const lines = [`rank = "${rule.mode === 'share' ? `${percent}%` : `variance > ${rule.value}`}"`];
   if (data.config.exclude.length) lines.push(`exclude = [${data.config.exclude.map((name) => JSON.stringify(name)).join(', ')}]`);
   if (!choice.skipLarger) lines.push('skip_larger = false');
+  if (data.config.kernel_rank !== null) lines.push(`kernel_rank = ${data.config.kernel_rank}`);
   return `${data.toml}${lines.join('\n')}\n`;
 }

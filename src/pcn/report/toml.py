@@ -9,7 +9,7 @@ from typing import Any
 from pcn.training.settings import LIMITS, Settings
 
 BUDGET = (*LIMITS, "worth", "two_sided", "drop_channels", "patterns", "rank_step", "rank_floor")
-CHOSEN = ("pcn", "rank", *BUDGET, "output_rank", "keep_outputs", "layers", "exclude", "skip_larger")
+CHOSEN = ("pcn", "rank", *BUDGET, "output_rank", "kernel_rank", "keep_outputs", "layers", "exclude", "skip_larger")
 
 
 def same_run(settings: Settings) -> str:
