@@ -374,6 +374,8 @@ def test_what_cannot_be_is_refused() -> None:
         pcn.make_plan(model, stats, config(kernel_rank=2, order="kept_block"))
     with pytest.raises(ConfigError, match="'8' is asked for kernel_rank 2, but has a single tap"):
         pcn.make_plan(model, stats, pcn.PCNConfig(layers={"8": pcn.LayerRule(kernel_rank=2)}, skip_larger=False))
+    with pytest.raises(ConfigError, match=r"'\d' is asked for kernel_rank 12, but has 9 taps"):
+        pcn.make_plan(model, stats, config(layers={"3": pcn.LayerRule(kernel_rank=12)}))
     with pytest.raises(ConfigError, match="kernel_rank=2 beside keep_outputs, without a rank"):
         pcn.LayerRule(keep_outputs=4, kernel_rank=2)
     for wrong in (0, 10, 2.5, True, "3"):

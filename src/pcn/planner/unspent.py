@@ -72,14 +72,23 @@ def _reasons(question: Question, steps: list[_Step], unit: str, rest: Costs, ful
     """What is in the way of the closest step that a limit alone would have bought; nothing where there is none.
 
     Limits that are clearly unspent themselves are hardly what binds, those that are ``full`` are. Where steps were on
-    offer, it is not that others are not.
+    offer, it is not that others are not; where none were, each layer's closest may have a reason of its own.
     """
-    could = [step for step in steps if 0 < step.more[unit] <= rest[unit]]
-    if not could:
-        return []
-    closest = min(could, key=lambda step: (not full >= set(step.short_of(rest)), not step.on_offer, step.more[unit]))
-    short = closest.short_of(rest)
-    return [*map(_full, short), *(() if closest.on_offer else _withheld(question, closest, short))]
+
+    def distance(step: _Step) -> tuple[bool, bool, float]:
+        return not full >= set(step.short_of(rest)), not step.on_offer, step.more[unit]
+
+    could = sorted((step for step in steps if 0 < step.more[unit] <= rest[unit]), key=distance)
+    if could and could[0].on_offer:
+        return [*map(_full, could[0].short_of(rest))]
+    closest = {step.layer.name: step for step in reversed(could) if distance(step)[:2] == distance(could[0])[:2]}
+    return [*dict.fromkeys(reason for step in closest.values() for reason in _why_not(question, step, rest))]
+
+
+def _why_not(question: Question, step: _Step, rest: Costs) -> Iterator[str]:
+    short = step.short_of(rest)
+    yield from map(_full, short)
+    yield from _withheld(question, step, short)
 
 
 def _withheld(question: Question, step: _Step, short: list[str]) -> Iterator[str]:

@@ -166,8 +166,9 @@ def is_made_up(layer: LayerPlan, samples: int) -> bool:
 
 def _kernel_rank(layer: LayerPlan, rule: LayerRule, config: PCNConfig, stats: Statistics | None) -> int | None:
     """The number of patterns of taps; None where every tap is as good."""
-    if rule.kernel_rank is not None and layer.taps == 1 and layer.name in config.layers:
-        raise ConfigError(f"{layer.name!r} is asked for kernel_rank {rule.kernel_rank}, but has a single tap")
+    if rule.kernel_rank is not None and layer.name in config.layers and layer.taps < max(2, rule.kernel_rank):
+        taps = "a single tap" if layer.taps == 1 else f"{layer.taps} taps"
+        raise ConfigError(f"{layer.name!r} is asked for kernel_rank {rule.kernel_rank}, but has {taps}")
     wish = config.patterns(layer.name, layer.taps)
     if wish is None:
         return None
