@@ -96,6 +96,15 @@ def test_that_no_layer_may_take_more_memory_is_said() -> None:
     )
 
 
+def test_every_rule_that_stands_in_the_way_is_said() -> None:
+    plan = planned(pcn.Budget(params=0.5, memory_mib="100%"), measured_memory())
+    assert plan.unspent is not None
+    assert plan.unspent.endswith(
+        " stay unused, as no layer may take more memory than now and no layer may get larger or slower "
+        "(PCNConfig(skip_larger=False) lets them)"
+    )
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0.1, 1.0), st.integers(1, 8), st.sampled_from([pcn.Response(), pcn.Evenly()]), st.booleans())
 def test_one_limit_without_a_rule_is_spent(share: float, step: int, worth: pcn.Response, two_sided: bool) -> None:
