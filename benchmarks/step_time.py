@@ -89,7 +89,7 @@ def arguments() -> argparse.Namespace:
     tune = {"nargs": "?", "choices": ("first", "only"), "const": "first", "metavar": "only"}
     parser.add_argument("--tune", **tune, help="time several launches of every kernel first, or only those")
     parser.add_argument(
-        "--tuned", nargs="+", default=(), metavar="KERNEL", help="of these, by launches.json, not of all"
+        "--tuned", nargs="+", default=(), metavar="KERNEL", help="time launches of these only, as in launches.json"
     )
     parser.add_argument("--forms", choices=("fastest", *FORMS), default="fastest", help="of the PCN's layers")
     parser.add_argument("--beside", nargs="*", choices=BESIDE, default=BESIDE, help="what is timed with parent and PCN")

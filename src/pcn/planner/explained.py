@@ -9,11 +9,10 @@ from pcn.planner.channels import Answer
 from pcn.planner.options import Option
 from pcn.planner.prices import taken_off
 from pcn.planner.question import Question
-from pcn.planner.units import amounts
+from pcn.planner.units import MEASURED, UNITS, amounts, costlier
 from pcn.plans.layer_plan import LayerPlan
 
 NO_SMALLER = "no form of it would be smaller and no slower"
-COSTLIER = {"step_ms": "time", "memory_mib": "memory"}
 
 
 def with_next_step(layer: LayerPlan, served: Served, alone: str | None = None) -> LayerPlan:
@@ -31,8 +30,8 @@ def nothing_on_offer(question: Question, planned: LayerPlan) -> str:
     """Why a layer has no form but what it is: what smaller ones take more of, or which rule leaves none."""
     budget, layer = question.budget, replace(question.plan.layers[planned.name], kept_outputs=planned.kept_outputs)
     smaller, whole = _smaller(question, layer), question.prices.before(layer)
-    costlier = {unit for option in smaller for unit in COSTLIER if option.costs.get(unit, 0) > whole.get(unit, 0)}
-    if more := [what for unit, what in COSTLIER.items() if unit in costlier]:
+    dearer = {unit for option in smaller for unit in costlier(option.costs, whole)}
+    if more := [UNITS[unit].of for unit in MEASURED if unit in dearer]:
         return f"any smaller form of it would take more {' or '.join(more)} than now"
     if _smaller(replace(question, budget=replace(budget, floor=0.0)), layer):
         return f"{NO_SMALLER}, with floor={budget.floor:g} of its directions"

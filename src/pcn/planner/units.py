@@ -12,10 +12,11 @@ Costs = Mapping[str, int]  # unit -> amount, in whole numbers of the smallest pa
 
 @dataclass(frozen=True)
 class Unit:
-    """One thing that a budget limits: what a person calls it, and how many counted parts (ns, bytes) make one."""
+    """One thing that a budget limits: what a person calls it, how many counted parts (ns, bytes) make one, of what."""
 
     called: str
     parts: int = 1
+    of: str = ""
 
     @property
     def measured(self) -> bool:
@@ -44,10 +45,19 @@ class Unit:
 UNITS = {  # by the name of the budget's field
     "params": Unit("parameters"),
     "flops": Unit("FLOPs"),
-    "step_ms": Unit("ms", MS),
-    "memory_mib": Unit("MiB", MIB),
+    "step_ms": Unit("ms", MS, "time"),
+    "memory_mib": Unit("MiB", MIB, "memory"),
 }
 MEASURED = tuple(name for name, unit in UNITS.items() if unit.measured)
+
+
+def costlier(costs: Costs, now: Costs) -> list[str]:
+    """The measured things of which more is taken than now.
+
+    >>> costlier({"params": 2, "step_ms": 3, "memory_mib": 4}, {"params": 1, "step_ms": 3, "memory_mib": 1})
+    ['memory_mib']
+    """
+    return [unit for unit in MEASURED if costs.get(unit, 0) > now.get(unit, 0)]
 
 
 def amounts(costs: Costs) -> str:

@@ -12,12 +12,11 @@ from pcn.planner.allocation import Served
 from pcn.planner.options import Option
 from pcn.planner.prices import added, taken_off
 from pcn.planner.question import Known, Question
-from pcn.planner.units import UNITS, Costs
+from pcn.planner.units import UNITS, Costs, costlier
 from pcn.plans.layer_plan import LayerPlan
 
 CLEARLY = 0.02  # of a limit: less may be left by steps of rank
 LARGER = "no layer may get larger or slower (PCNConfig(skip_larger=False) lets them)"
-COSTLIER = {"step_ms": "no layer may take more time than now", "memory_mib": "no layer may take more memory than now"}
 
 
 class _Step(NamedTuple):
@@ -99,8 +98,8 @@ def _withheld(question: Question, step: _Step, short: list[str]) -> Iterator[str
         yield LARGER
     if not question.allow_costlier:
         whole = question.prices.before(step.layer)
-        costlier = [unit for unit in COSTLIER if step.option.costs.get(unit, 0) > whole.get(unit, 0)]
-        yield from (COSTLIER[unit] for unit in costlier if unit not in short)
+        dearer = [unit for unit in costlier(step.option.costs, whole) if unit not in short]
+        yield from (f"no layer may take more {UNITS[unit].of} than now" for unit in dearer)
 
 
 def _sizes(option: Option) -> tuple[int | None, int | None, int | None]:
