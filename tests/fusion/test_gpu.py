@@ -23,11 +23,18 @@ pytestmark = [
 STEPS = 20
 
 
-def networks() -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
+CONFIGS = {  # a quarter of what is trained, as directions, or as directions in patterns of taps
+    "directions": pcn.PCNConfig(rank=0.25, exclude=("conv1", "fc")),
+    "patterns": pcn.PCNConfig(rank=0.5, kernel_rank=4, exclude=("conv1", "fc")),
+}
+every_config = pytest.mark.parametrize("config", CONFIGS)
+
+
+def networks(config: str) -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
     device = torch.device("cuda")
     model = CIFARResNet(2, 64).to(device)
     images = torch.randn(256, 3, 32, 32, device=device)
-    pcn.compress_(model, [images], pcn.PCNConfig(rank=0.25, exclude=("conv1", "fc")))
+    pcn.compress_(model, [images], CONFIGS[config])
     model.to(memory_format=torch.channels_last)
     twin = copy.deepcopy(model)
     images = images.bfloat16().contiguous(memory_format=torch.channels_last)
@@ -51,9 +58,10 @@ def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, *, compi
     return losses, torch.cuda.max_memory_allocated() - before
 
 
+@every_config
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_loss_falls_as_without_kernels(compiled: bool) -> None:
-    model, twin, images, labels = networks()
+def test_the_loss_falls_as_without_kernels(config: str, compiled: bool) -> None:
+    model, twin, images, labels = networks(config)
     found, peak = train(model, images, labels, compiled=compiled)
     expected, expected_peak = train(twin, images, labels, compiled=compiled)
     assert expected[-1] < expected[0] / 2
@@ -61,9 +69,10 @@ def test_the_loss_falls_as_without_kernels(compiled: bool) -> None:
     assert peak < expected_peak
 
 
-def test_one_step_is_as_exact_as_the_stock_one() -> None:
+@every_config
+def test_one_step_is_as_exact_as_the_stock_one(config: str) -> None:
     """Against float64 the gradients of the first convolution, through all kernels, err no more than the stock ones."""
-    model, twin, images, labels = networks()
+    model, twin, images, labels = networks(config)
     exact = copy.deepcopy(twin).double()
     with autocast(images.device):
         for network in (model, twin):

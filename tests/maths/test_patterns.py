@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pcn.maths.patterns import Patterns, coordinates, expanded, leading_back, of_directions, owners
+from pcn.maths.patterns import Patterns, contributions, coordinates, expanded, leading_back, of_directions, owners
 from pcn.rewriting.patterns import choose
 
 KERNEL = (2, 3)
@@ -52,6 +52,21 @@ def test_every_pattern_is_added_to_its_own_direction(given: tuple[Patterns, Tens
             expected[row, of[group, number]] += along[row, number] * patterns.taps[group * count + number]
     torch.testing.assert_close(expanded(along, patterns, groups), expected)
     assert of_directions(patterns, groups).shape == (groups, rank, TAPS, *KERNEL)
+
+
+@settings(max_examples=30, deadline=None)
+@given(drawn())
+def test_kernels_are_coordinates_times_what_each_contributes(given: tuple[Patterns, Tensor, Tensor, int]) -> None:
+    patterns, along, kernels, groups = given
+    count, rank = along.shape[1], kernels.shape[1]
+    basis = torch.randn(5, rank, dtype=torch.float64)
+    for group in range(groups):
+        taps = patterns.taps[group * count :][:count], patterns.mask[group * rank :][:rank]
+        own = Patterns(*taps)
+        expected = expanded(along, own, 1)
+        torch.testing.assert_close(torch.einsum("np,pijr->nrij", along, contributions(own)), expected)
+        dense = torch.einsum("np,pijm->nmij", along, contributions(own, basis.T))
+        torch.testing.assert_close(dense, torch.einsum("nrij,mr->nmij", expected, basis))
 
 
 @settings(max_examples=30, deadline=None)

@@ -17,12 +17,14 @@ from torch import nn
 
 from pcn.errors import ConfigError, suggest
 from pcn.fusion.chain import Chain
+from pcn.fusion.expansion import Expansion
 from pcn.fusion.find import find_chains
 from pcn.fusion.found import Found, Search
 from pcn.fusion.hooks import hooked
 from pcn.fusion.layers import FORMS, LAYERS, Form, FusedLayer, Use, forms_of
 from pcn.fusion.norms import NORMS, FusedNorm
 from pcn.fusion.stems import STEMS, HandingConv2d
+from pcn.fusion.switch import fuses
 from pcn.layers import unwrap
 from pcn.nn import PCModule
 from pcn.running.example import Example
@@ -85,7 +87,9 @@ def attach_(model: nn.Module, search: Search, forms: Mapping[str, Form]) -> None
         norms[chain.norm].chain = Chain(*follows, readers, passed, before, place)
     reading = {chain.source: norms[chain.norm] for chain in search.chains if chain.source is not None}
     for name, layer in layers.items():
-        layer.use = Use(forms[name], norm=reading.get(name))
+        form = forms[name]
+        expansion = Expansion.of(layer, dense=form == "folded") if fuses(layer.weight) else None
+        layer.use = Use(form, norm=reading.get(name), expansion=expansion)
     for name in reading.keys() - layers.keys():
         _become(model.get_submodule(name), STEMS).use = Use(norm=reading[name])
 

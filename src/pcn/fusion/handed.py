@@ -23,11 +23,15 @@ class Handed(StandIn):
     """
 
     def __init__(
-        self, product: Tensor, layer: FusedConv | HandingConv2d, moments: tuple[Tensor, Tensor] | None = None
+        self,
+        product: Tensor,
+        layer: FusedConv | HandingConv2d,
+        constant: Tensor | None,
+        moments: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.product, self.layer = product, layer
+        self.constant = constant  # what the product lacks
         self.moments = moments  # the product's, where they came with it
-        self.constant = layer.constant()  # what the product lacks, as the weights are now
         self.differentiable = torch.is_grad_enabled()
         self.value: Tensor | None = None
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pcn.fusion.expansion import Expansion
 from pcn.fusion.handed import Handed
 from pcn.fusion.pending import Pending
 from pcn.fusion.switch import fuses
@@ -48,6 +49,7 @@ class Use:
     form: Form = "fused"
     moved: bool = False  # another basis was loaded since: it may differ from that of the layer it shared with
     norm: FusedNorm | None = None  # the batch norm that alone reads the output
+    expansion: Expansion | None = None  # of patterns of taps, where there are any
 
 
 class FusedLayer(PCModule):
@@ -68,14 +70,16 @@ class FusedLayer(PCModule):
         return self._from_projected(self._project(x)) if "fused" in possible else super().forward(x)
 
     def _load_from_state_dict(self, *arguments: Any, **keywords: Any) -> None:
-        before = self.basis.detach().clone(), self.mean.detach().clone()
+        before = [tensor.detach().clone() for tensor in self._frozen]
         super()._load_from_state_dict(*arguments, **keywords)
-        if not all(map(_same, before, (self.basis, self.mean))):
-            self.use = replace(self.use, moved=True)
+        if not all(map(_same, before, self._frozen)):
+            self.use = replace(self.use, moved=True, expansion=None)
 
-    def constant(self) -> Tensor:
-        """What the layer adds at every position, beside the product of its weight with the projection."""
-        raise NotImplementedError
+    @property
+    def _frozen(self) -> list[Tensor]:
+        """What no optimizer changes, and what may therefore be worked out or shared beforehand."""
+        patterns = self.tap_patterns
+        return [self.basis, self.mean, *(patterns if patterns is not None else ())]
 
     def _project(self, x: Tensor) -> Tensor:
         raise NotImplementedError
@@ -86,17 +90,23 @@ class FusedLayer(PCModule):
     def _folded(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _bias(self, x: Tensor) -> Tensor:
-        """The constant in the dtype that x is multiplied in."""
-        return self.constant().to(compute_dtype(x))
+    def _kernel(self, dtype: torch.dtype) -> Tensor:
+        """W~ with every tap, in the dtype that is multiplied in."""
+        expansion = self._expansion(dtype)
+        return self.full_kernel.to(dtype) if expansion is None else expansion.kernel(self.weight.to(dtype))
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
         """V W~ Uᵀ, and what is kept beside it, with the channels last in memory."""
-        weight = self.full_kernel.to(dtype).movedim(1, -1)
+        expansion = self._expansion(dtype)
+        weight = self.weight.to(dtype) if expansion is not None else self.full_kernel.to(dtype).movedim(1, -1)
         if self.output_basis is not None:
             weight = (self.output_basis.to(dtype) @ weight.flatten(1)).unflatten(1, weight.shape[1:])
-        dense = (weight @ self.basis.to(dtype).T).movedim(-1, 1)
+        dense = expansion.kernel(weight) if expansion is not None else (weight @ self.basis.to(dtype).T).movedim(-1, 1)
         return dense if self.offset_weight is None else dense + self.offset_weight.to(dtype)
+
+    def _expansion(self, dtype: torch.dtype) -> Expansion | None:
+        expansion = self.use.expansion
+        return expansion if expansion is not None and expansion.fits(self, dtype) else None
 
 
 class FusedConv(FusedLayer):
@@ -105,16 +115,6 @@ class FusedConv(FusedLayer):
     geometry: Any
     kernel_size: tuple[int, ...]
 
-    def constant(self) -> Tensor:
-        # b~ - (Σ_k W~_k) Uᵀmu from the rounded W~ and U, in fp32.
-        dtype = compute_dtype(self.weight)
-        shift = response_to_constant(self.full_kernel.to(dtype), project_constant(self.mean, self.basis.to(dtype)))
-        if self.output_basis is not None:
-            shift = response_to_constant(self.output_basis.to(dtype), shift)
-        if self.offset_weight is not None:
-            shift = shift + response_to_constant(self.offset_weight.to(dtype), self.mean)
-        return self.bias.to(shift.dtype) - shift
-
     def _project(self, x: Tensor) -> Tensor:
         directions = self.basis.to(compute_dtype(x)).T
         if not self._hands_over(x):  # our own kernels want no more than eights
@@ -122,27 +122,40 @@ class FusedConv(FusedLayer):
         return _project_fixed(x, pointwise(directions, len(self.kernel_size)))
 
     def _from_projected(self, projected: Tensor) -> Tensor:
+        kernel = self._kernel(compute_dtype(self.weight))
         if self._hands_over(projected):
-            return self._handed(projected)  # type: ignore[return-value]
-        return self._product(projected, self._bias(projected))
+            return self._handed(projected, kernel)  # type: ignore[return-value]
+        return self._product(projected, kernel, self._constant(kernel))
 
-    def _handed(self, projected: Tensor) -> Handed:
-        return Handed(self._product(projected, None), self)
+    def _handed(self, projected: Tensor, kernel: Tensor) -> Handed:
+        return Handed(self._product(projected, kernel, None), self, self._constant(kernel))
 
-    def _product(self, projected: Tensor, bias: Tensor | None) -> Tensor:
+    def _product(self, projected: Tensor, kernel: Tensor, constant: Tensor | None) -> Tensor:
+        bias = None if constant is None else constant.to(kernel.dtype)
         if self.output_basis is None:
-            return convolve_padded(projected, self.full_kernel, bias, self.geometry, projected=True)
-        core = convolve_padded(projected, self.full_kernel, None, self.geometry, projected=True)
-        kernel = pointwise(self.output_basis.to(core.dtype), core.dim() - 2)
+            return convolve_padded(projected, kernel, bias, self.geometry, projected=True)
+        core = convolve_padded(projected, kernel, None, self.geometry, projected=True)
+        outputs = pointwise(self.output_basis.to(core.dtype), core.dim() - 2)
         if bias is not None:
-            return convolve(core, kernel, bias, 1)
-        return cut(_project_fixed(core, kernel), 1 - kernel.dim(), len(kernel))
+            return convolve(core, outputs, bias, 1)
+        return cut(_project_fixed(core, outputs), 1 - outputs.dim(), len(outputs))
 
     def _folded(self, x: Tensor) -> Tensor:
         dense = self._dense(compute_dtype(x))
+        constant = self._less(response_to_constant(dense, self.mean))
         if self._hands_over(x):
-            return Handed(convolve_padded(x, dense, None, self.geometry), self)  # type: ignore[return-value]
-        return convolve_padded(x, dense, self._bias(x), self.geometry)
+            return Handed(convolve_padded(x, dense, None, self.geometry), self, constant)  # type: ignore[return-value]
+        return convolve_padded(x, dense, constant.to(dense.dtype), self.geometry)
+
+    def _constant(self, kernel: Tensor) -> Tensor:
+        """What is added at every position: b~ - (Σ_k W~_k) Uᵀmu, in fp32 from W~ and U as they are rounded."""
+        shift = response_to_constant(kernel, project_constant(self.mean, self.basis.to(kernel.dtype)))
+        if self.output_basis is not None:
+            shift = response_to_constant(self.output_basis.to(kernel.dtype), shift)
+        return self._less(shift)
+
+    def _less(self, shift: Tensor) -> Tensor:
+        return self.bias.to(shift.dtype) - shift
 
     def _hands_over(self, x: Tensor) -> bool:
         """Whether the batch norm that reads this output does without the constant."""
@@ -164,12 +177,12 @@ class FusedConv2d(FusedConv, PCConv2d):
         plain = mode == "zeros" and len(set(stride)) == len(sides) == 1 and set(dilation) == {1}
         return plain and self.output_basis is None
 
-    def _handed(self, projected: Tensor) -> Handed:
+    def _handed(self, projected: Tensor, kernel: Tensor) -> Handed:
         if not self.gives_moments:
-            return super()._handed(projected)
-        weight = filled(self.full_kernel, 1, projected.shape[1])
-        product, *moments = narrow_conv(projected, weight, self.geometry.stride[0], self.geometry.pads[0][0])
-        return Handed(product, self, tuple(moments))
+            return super()._handed(projected, kernel)
+        filters = filled(kernel, 1, projected.shape[1])
+        product, *moments = narrow_conv(projected, filters, self.geometry.stride[0], self.geometry.pads[0][0])
+        return Handed(product, self, self._constant(kernel), tuple(moments))
 
 
 class FusedConv3d(FusedConv, PCConv3d):
@@ -178,9 +191,6 @@ class FusedConv3d(FusedConv, PCConv3d):
 
 class FusedLinear(FusedLayer, PCLinear):
     """A fused :class:`PCLinear`."""
-
-    def constant(self) -> Tensor:
-        return self.bias
 
     def _project(self, x: Tensor) -> Tensor:
         return project_rows(x, self.mean, self.basis)

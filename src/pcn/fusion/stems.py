@@ -24,11 +24,7 @@ class HandingConv2d(nn.Conv2d):
         if self.use.norm is None or not self._suits(x) or not self.use.norm.takes_from(self, x):
             return super().forward(x)
         product, *moments = narrow_conv(x, self.weight, self.stride[0], int(self.padding[0]))
-        return Handed(product, self, tuple(moments))  # type: ignore[return-value]
-
-    def constant(self) -> Tensor | None:
-        """What is added at every position."""
-        return self.bias
+        return Handed(product, self, self.bias, tuple(moments))  # type: ignore[return-value]
 
     def _suits(self, x: Tensor) -> bool:
         """Whether PyTorch would take this input: of anything else it says what is wrong."""

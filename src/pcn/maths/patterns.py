@@ -95,6 +95,21 @@ def coordinates(kernels: Tensor, patterns: Patterns, groups: int) -> Tensor:
     return cast(found.flatten(0, 1), kernels)
 
 
+def contributions(patterns: Patterns, along: Tensor | None = None) -> Tensor:
+    """Return (p, *kernel, m): what each coordinate of a single group adds to a kernel over ``along``, the rows (r, m).
+
+    Without it a direction stands for itself, so that coordinates times this are the kernel over directions.
+
+    >>> patterns = Patterns(torch.tensor([[1.0, 1.0], [0.0, 1.0], [2.0, 0.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
+    >>> torch.tensor([[1.0, 10.0, 100.0]]) @ contributions(patterns).flatten(1)  # tap by tap
+    tensor([[  1., 200.,  11.,   0.]])
+    """
+    taps, mask = patterns
+    rows = torch.eye(len(mask), dtype=taps.dtype, device=taps.device) if along is None else along
+    each = rows[owners(patterns, 1)[0]]
+    return taps.unsqueeze(-1) * each.reshape(len(taps), *[1] * (taps.dim() - 1), -1)
+
+
 def owners(patterns: Patterns, groups: int) -> Tensor:
     """The direction (g, p) that each pattern belongs to, counted within its group."""
     return _places(patterns, groups) // patterns.mask.shape[1]

@@ -1,0 +1,66 @@
+"""A kernel out of coordinates along patterns of taps in one product: what is frozen of it is multiplied out once."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pcn.maths.patterns import contributions
+from pcn.nn import PCModule
+from pcn.nn.functional import compute_dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """What each coordinate adds to a layer's kernel, (patterns, *kernel, directions or channels), and what made it.
+
+    It is in the dtype in which the layer multiplied when it was fused. Where that has changed, or one of the tensors
+    that it is made of, the layer works its kernel out as it does by itself.
+    """
+
+    frozen: Tensor
+    made_of: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layer: PCModule, *, dense: bool) -> Expansion | None:
+        """Multiply out what is frozen of a layer with patterns: over its directions, or over its channels."""
+        patterns = layer.tap_patterns
+        if patterns is None or layer.groups > 1:
+            return None
+        made_of = (*patterns, layer.basis)
+        frozen = contributions(patterns, layer.basis.mT if dense else None)
+        return cls(frozen.to(compute_dtype(layer.weight)), made_of, _versions(made_of))
+
+    def fits(self, layer: PCModule, dtype: torch.dtype) -> bool:
+        """Whether this is still what a layer is to multiply by."""
+        if self.frozen.dtype != dtype or self.frozen.device != layer.weight.device:
+            return False
+        if torch.compiler.is_compiling():  # which knows nothing of versions: other bases are loaded between steps
+            return True
+        now = (layer.kernel_basis, layer.kernel_mask, layer.basis)
+        return all(map(is_, now, self.made_of)) and self._unwritten
+
+    @property
+    def _unwritten(self) -> bool:
+        return self.versions == _versions(self.made_of)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Expansion:
+        """A copy for a layer's copy, whose tensors are counted anew; of what fits no longer, one that does not fit."""
+        frozen, made_of = copy.deepcopy((self.frozen, self.made_of), memo)
+        return Expansion(frozen, made_of, _versions(made_of) if self._unwritten else ())
+
+    def kernel(self, coordinates: Tensor) -> Tensor:
+        """The kernel (n, directions or channels, *kernel) of coordinates (n, patterns), its second dimension last."""
+        made: Tensor = (coordinates @ self.frozen.flatten(1)).unflatten(1, self.frozen.shape[1:])
+        return made.movedim(-1, 1)
+
+
+def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
+    """How often each was written to; of those made for inference nobody knows."""
+    return tuple(tensor._version for tensor in tensors if not tensor.is_inference())

@@ -1,0 +1,122 @@
+"""Kernels out of patterns of taps are one product in a fused layer, and never one with what is frozen no longer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusion.networks import NETWORKS
+from pcn.fusion import FORMS, fuse_, unfuse_
+from pcn.nn import PCConv2d
+
+forms = pytest.mark.parametrize("form", FORMS)
+IMAGES = (5, 8, 6, 6)
+
+
+def layer(**keywords: Any) -> PCConv2d:
+    made = PCConv2d(8, 6, 3, rank=5, padding=1, kernel_rank=2, dtype=torch.float64, **keywords)
+    nn.init.uniform_(made.mean)
+    assert made.kernel_mask is not None
+    made.kernel_mask.zero_()
+    for direction, patterns in enumerate((4, 1, 2, 1, 2)):  # as many as are dealt out evenly
+        made.kernel_mask[direction, :patterns] = 1
+    return made
+
+
+def fused(form: Any, **keywords: Any) -> tuple[nn.Module, nn.Module, Tensor]:
+    """A convolution with patterns behind a batch norm, fused; its twin that is not; and a batch."""
+    model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), layer(**keywords)).double()
+    twin, batch = copy.deepcopy(model), torch.randn(IMAGES, dtype=torch.float64)
+    fuse_(model, batch, forms=form)
+    return model, twin, batch
+
+
+def assert_same(model: Callable[[Tensor], Tensor], twin: nn.Module, batch: Tensor) -> None:
+    torch.testing.assert_close(model(batch), twin(batch), rtol=1e-8, atol=1e-8)
+
+
+def looks_up(model: nn.Module, batch: Tensor) -> bool:
+    """Whether a layer looks its patterns up and multiplies each direction by its own."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        model(batch)
+    return {"aten::bmm", "aten::gather"} <= {event.name for event in seen.events()}
+
+
+@forms
+def test_nothing_is_looked_up(form: Any) -> None:
+    model, twin, batch = fused(form)
+    assert looks_up(twin, batch)
+    assert not looks_up(model, batch)
+
+
+@forms
+@pytest.mark.parametrize("keywords", [{}, {"output_rank": 4}], ids=["one side", "both sides"])
+def test_it_is_the_layers_own(form: Any, keywords: dict[str, Any]) -> None:
+    model, twin, batch = fused(form, **keywords)
+    assert_same(model, twin, batch)
+    for network in (model, twin):
+        network(batch).square().sum().backward()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-8, atol=1e-8)
+
+
+@forms
+@pytest.mark.parametrize("name", ["basis", "kernel_basis", "kernel_mask"])
+@pytest.mark.parametrize("way", ["load", "write", "put in its place"])
+def test_what_changes_later_counts(form: Any, name: str, way: str) -> None:
+    model, twin, batch = fused(form)
+    before = getattr(model[2], name)
+    other = before.flip(0) if name == "kernel_mask" else torch.randn_like(before)
+    with torch.no_grad():
+        getattr(twin[2], name).copy_(other)
+        if way == "load":
+            model.load_state_dict(twin.state_dict())
+        elif way == "write":
+            before.copy_(other)
+        else:
+            setattr(model[2], name, other)
+    assert_same(model, twin, batch)
+
+
+@forms
+def test_compiled_code_follows_what_is_loaded(form: Any) -> None:
+    model, twin, batch = fused(form)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert_same(compiled, twin, batch)
+    nn.init.normal_(twin[2].kernel_basis)
+    model.load_state_dict(twin.state_dict())
+    assert_same(compiled, twin, batch)
+    torch.compiler.reset()
+
+
+@forms
+def test_a_copy_has_its_own(form: Any) -> None:
+    model, twin, batch = fused(form)
+    copied = copy.deepcopy(model)
+    nn.init.normal_(model[2].kernel_basis)
+    assert not looks_up(copied, batch)
+    assert_same(copied, twin, batch)
+    assert_same(copy.deepcopy(model), model, batch)  # one of what was written to since
+
+
+@forms
+def test_in_another_dtype_the_layer_does_it_by_itself(form: Any) -> None:
+    model, twin, batch = fused(form)
+    assert looks_up(model.float(), batch.float())
+    torch.testing.assert_close(model(batch.float()), twin.float()(batch.float()), rtol=1e-4, atol=1e-4)
+
+
+def test_whoever_is_not_fused_has_none() -> None:
+    make, shape = NETWORKS["patterns"]
+    model, batch = make(), torch.randn(shape, dtype=torch.float64)
+    kept = model.state_dict().keys()
+    fuse_(model, batch)
+    assert model.state_dict().keys() == kept
+    unfuse_(model)
+    assert not any("use" in vars(module) for module in model.modules())
