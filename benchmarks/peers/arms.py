@@ -30,6 +30,7 @@ SIZED = {**AS_TRAINED, "switch": SizedByWeights}
 ENDS = ("conv1", "fc")  # the first and the last layer, which are small
 EVENLY = {"worth": "evenly", "exclude": ENDS}
 TUNED = {"learning_rate": 0.05, "weight_decay": 5e-4}  # the best of the comparison's grid for the parent
+EVENLY_OF_CONV4 = {**EVENLY, "exclude": ("conv1", "output")}
 CONV4 = {"network": "conv4", "precondition": None, "analysis_mode": None}  # it has no batch norm
 ARMS: dict[str, dict[str, Any]] = {
     "plain directions": {},
@@ -184,6 +185,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "conv4, drops channels": {**CONV4, "drop_channels": True},
     "conv4, patterns chosen, drops channels": {**CONV4, "patterns": True, "drop_channels": True},
     "conv4, taylor": {**CONV4, "worth": "taylor"},
+    "conv4, patterns chosen, even ranks": {**CONV4, "patterns": True, **EVENLY_OF_CONV4},
+    "conv4, patterns chosen, drops channels, even ranks": {
+        **CONV4,
+        "patterns": True,
+        "drop_channels": True,
+        **EVENLY_OF_CONV4,
+    },
     "conv4, patterns chosen, taylor": {**CONV4, "patterns": True, "worth": "taylor"},
 }
 # Arms of which there are results and no code any more: up to commit f0e2769 every direction had as many patterns, those
