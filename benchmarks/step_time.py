@@ -145,22 +145,33 @@ class Run:
         self.results.save()
 
     def tune(self, wanted: list[tuple[Network, int]], stages: list[Stage]) -> None:
-        """Time launches of what networks, their parents with our batch norm and the table of kernels use."""
+        """Time launches of what networks, their parents with our batch norm and the table of kernels use.
+
+        What a network calls, and what is compiled for it, is the same for any batch; what is timed is not.
+        """
         roles = [role for role in ("pcn", "parent_our_bn") if role in self.setting.roles]
-        ascending = sorted(wanted, key=lambda each: each[1])  # of several batches the largest counts
-        jobs = {
-            job.model: job for each in ascending for job in [Job(each[0], role, each[1], "whole") for role in roles]
-        }
-        asked = [(note_calls, job, job.batch) for job in jobs.values()]
-        asked += [(note_cases, stage, self.table_batch) for stage in stages]
+        jobs = [Job(network, role, batch, "whole") for network, batch in wanted for role in roles]
+        asked: list[tuple[Any, Job | Stage, list[int]]] = [
+            (note_calls, job, [each.batch for each in jobs if each.model == model])
+            for model, job in {job.model: job for job in jobs}.items()
+        ]
+        asked += [(note_cases, stage, [self.table_batch]) for stage in stages]
         with ThreadPoolExecutor(PROCESSES) as threads:
-            noted = threads.map(lambda each: self._calls(*each[:2]), asked)
-            calls = {call: batch for (_, _, batch), found in zip(asked, noted, strict=True) for call in found}
+            noted = list(threads.map(lambda each: self._calls(*each[:2]), asked))
+            timed = [
+                (call, batch)
+                for (_, _, batches), calls in zip(asked, noted, strict=True)
+                for call in calls
+                for batch in batches
+            ]
+            if not timed:
+                return
             # What is not compiled by then, the timing compiles itself.
             limit_s = COMPILING * (self.deadline - time.monotonic())
-            parts = [(limit_s, compile_launches, list(calls), part) for part in range(PROCESSES)]
-            list(threads.map(lambda each: self._launches(*each), parts))
-        self._launches(LIMITS_S["launches"], time_launches, calls)
+            calls = list(dict.fromkeys(call for call, _ in timed))
+            list(threads.map(lambda part: self._launches(limit_s, compile_launches, calls, part), range(PROCESSES)))
+        limit_s = LIMITS_S["launches"] * len({batch for _, batch in timed})
+        self._launches(limit_s, time_launches, list(dict.fromkeys(timed)))
 
     def _calls(self, task: Any, of: Job | Stage) -> list[Call]:
         reports = self._reports(f"calls of {of}", LIMITS_S["launches"], task, self.setting, of)

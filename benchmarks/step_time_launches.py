@@ -5,7 +5,7 @@ Only the sizes of a call count, so it is made again with random numbers: no proc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
@@ -96,21 +96,27 @@ def note_cases(setting: Setting, stage: tuple[int, int, int]) -> Iterator[Result
 
 
 def compile_launches(setting: Setting, calls: Sequence[Call], part: int) -> Iterator[Result]:
-    """Compile one part of all launches; how long they take while others do the same says nothing."""
+    """Compile one part of all launches; how long they take while others do the same says nothing.
+
+    A part is the same for any number of samples: kernels are shared out by what they are called, not by their rows.
+    """
     with tuning(anew=True, only=lambda key: wanted(setting, key) and crc32(key.encode()) % PROCESSES == part):
         for call in calls:
             call.run(SMALL, torch.device(setting.device))
     yield {}
 
 
-def time_launches(setting: Setting, calls: Mapping[Call, int]) -> Iterator[Result]:
-    """Time all launches at the given numbers of samples, and keep the fastest."""
+def time_launches(setting: Setting, timed: Sequence[tuple[Call, int]]) -> Iterator[Result]:
+    """Time all launches of calls at numbers of samples, and keep the fastest.
+
+    Of several numbers that make about as many rows the largest counts: what is known by then is not timed again.
+    """
     with tuning(setting.launches, anew=True, only=lambda key: wanted(setting, key)):
-        for call, samples in calls.items():
+        for call, samples in sorted(timed, key=lambda each: -each[1]):
             call.run(samples, torch.device(setting.device))
     yield {"launches": str(setting.launches)}
 
 
 def wanted(setting: Setting, key: str) -> bool:
-    """Whether a kernel is to be timed, by what it is remembered by: all are, or those that were named."""
+    """Whether a kernel is to be timed, by device, name and sizes: all are, or those that were named."""
     return not setting.tuned or any(f" {name} " in key for name in setting.tuned)

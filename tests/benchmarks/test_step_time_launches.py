@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 
@@ -47,3 +49,47 @@ def test_kernels_can_be_named_whose_launches_are_timed(tmp_path: Path) -> None:
     keys = ["H200 sums 64 16 x", "H200 moments 64 x", "H200 norm_project 64 16 x", "H200 conv_moments 64 x"]
     assert [wanted(some, key) for key in keys] == [True, True, False, False]
     assert all(wanted(Setting("cpu", True, tmp_path), key) for key in keys)
+
+
+def test_every_call_is_compiled_once_and_timed_for_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import step_time
+    from step_time_jobs import Setting
+    from step_time_launches import PROCESSES, Call, compile_launches, time_launches
+
+    run = step_time.Run(Setting("cpu", True, tmp_path), tmp_path / "results.json", 600.0)
+    asked: list[tuple[Any, ...]] = []
+    ours, shared, table = Call("project", (1,)), Call("project", (2,)), Call("project", (3,))
+
+    def calls(task: Any, of: Any) -> list[Call]:
+        return [table, shared] if isinstance(of, tuple) else [ours, shared]
+
+    monkeypatch.setattr(run, "_calls", calls)
+    monkeypatch.setattr(run, "_launches", lambda limit_s, *rest: asked.append(rest))
+    run.tune([(step_time.TINY, 8), (step_time.TINY, 2), (step_time.TINY, 32)], run.stages)
+    parts = [rest for task, *rest in asked if task is compile_launches]
+    assert [part for _, part in parts] == list(range(PROCESSES))
+    assert all(len(compiled) == 3 and set(compiled) == {ours, shared, table} for compiled, _ in parts)
+    (timed,) = [rest[0] for task, *rest in asked if task is time_launches]
+    assert len(timed) == len(set(timed))
+    assert set(timed) == {(call, batch) for call in (ours, shared) for batch in (2, 8, 32)} | {(table, 2)}
+
+
+def test_nothing_is_compiled_or_timed_where_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import step_time
+    from step_time_jobs import Setting
+
+    run = step_time.Run(Setting("cpu", True, tmp_path), tmp_path / "results.json", 600.0)
+    monkeypatch.setattr(run, "_launches", lambda *rest: pytest.fail("nothing was asked"))
+    run.tune([], [])
+
+
+def test_the_largest_number_of_samples_is_timed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several that make about as many rows it is the one that counts."""
+    from step_time_jobs import Setting
+    from step_time_launches import Call, time_launches
+
+    ran: list[tuple[Call, int]] = []
+    monkeypatch.setattr(Call, "run", lambda call, samples, device: ran.append((call, samples)))
+    one, other = Call("project", (1,)), Call("project", (2,))
+    list(time_launches(Setting("cpu", True, tmp_path), [(one, 128), (one, 1024), (other, 256)]))
+    assert ran == [(one, 1024), (other, 256), (one, 128)]

@@ -73,7 +73,7 @@ def every_launch(name: str, *arguments: Any) -> list[Any]:
     most = 1
     while len(found) < most:
 
-        def run(key: str, candidates: Any, device: Any, way: Any, per_processor: Any = ()) -> Any:
+        def run(key: str, rows: int, candidates: Any, device: Any, way: Any, per_processor: Any = ()) -> Any:
             nonlocal most
             ours = [launch for launch in candidates if launch != STOCK]
             ours += spread(ours[:1], per_processor if device.type == "cuda" else ())
@@ -121,3 +121,27 @@ def convolutions(x: Tensor, weight: Tensor, d_y: Tensor, stride: int, padding: i
 
     ways = {"forward": forward, "input": backward, "weight": by_weight}
     return {name: [way(launch) for launch in ours(name)] for name, way in ways.items()}
+
+
+def rows_of_launches(dynamic: bool) -> list[tuple[int, type]]:
+    """For how many rows launches are chosen by a compiled function, and what these numbers are."""
+    from pcn.kernels import batch_moments
+    from pcn.kernels.launch import CHOICES
+
+    seen: list[tuple[int, type]] = []
+    original = CHOICES.run
+
+    def run(key: str, rows: int, *rest: Any) -> Any:
+        seen.append((rows, type(rows)))
+        return original(key, rows, *rest)
+
+    compiled = torch.compile(lambda rows: batch_moments(rows)[0] * 2, backend="aot_eager", dynamic=dynamic)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    CHOICES.run = run  # type: ignore[method-assign]
+    try:
+        for count in (70, 90):
+            compiled(torch.randn(count, 20, device=device))
+    finally:
+        del CHOICES.run
+        torch.compiler.reset()
+    return seen

@@ -290,10 +290,10 @@ def test_launches_that_do_not_fit_give_way_to_the_next() -> None:
 
     choices = Choices()
     choices.found["a kernel"] = large
-    assert [choices.launch("a kernel", [usual, large, small], run) for _ in range(2)] == [16, 16]
+    assert [choices.launch("a kernel", 64, [usual, large, small], run) for _ in range(2)] == [16, 16]
     assert ran == [large, usual, small, small]
     with pytest.raises(errors.OutOfResources):
-        choices.launch("another", [usual, large], run)
+        choices.launch("another", 64, [usual, large], run)
 
 
 def test_launches_are_remembered_by_their_product_too(monkeypatch: pytest.MonkeyPatch) -> None:

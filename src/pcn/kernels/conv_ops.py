@@ -50,7 +50,7 @@ def narrow_conv(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[T
         y, mean, variance = convolve(_last(x), _last(weight), geometry, launch, moments=True, reversed=False)
         return y.permute(0, 3, 1, 2), mean, variance
 
-    return CHOICES.run(_key("conv", geometry, x), forward_launches(geometry, x), x.device, run)
+    return CHOICES.run(_key("conv", geometry, x), _rows(geometry, x), forward_launches(geometry, x), x.device, run)
 
 
 NARROW_CONV_WEIGHT = (
@@ -77,7 +77,9 @@ def narrow_conv_weight(
             return reference.narrow_conv_weight(x, d_y, *given)
         return weight_gradient(_last(x), _last(d_y), geometry, launch).permute(0, 3, 1, 2)
 
-    return CHOICES.run(_key("conv_weight", geometry, x), weight_launches(geometry, x), x.device, run)
+    return CHOICES.run(
+        _key("conv_weight", geometry, x), _rows(geometry, x), weight_launches(geometry, x), x.device, run
+    )
 
 
 NARROW_CONV_INPUT = "(Tensor d_y, Tensor weight, int height, int width, int stride, int padding) -> Tensor d_x"
@@ -106,7 +108,9 @@ def narrow_conv_input(d_y: Tensor, weight: Tensor, height: int, width: int, stri
         d_x, *_ = convolve(_last(d_y), _last(weight), back, launch, moments=False, reversed=True)
         return d_x.permute(0, 3, 1, 2)
 
-    return CHOICES.run(_key("conv_input", geometry, d_y), input_launches(geometry, d_y), d_y.device, run)
+    return CHOICES.run(
+        _key("conv_input", geometry, d_y), _rows(geometry, d_y), input_launches(geometry, d_y), d_y.device, run
+    )
 
 
 def _last(images: Tensor) -> Tensor:
@@ -117,6 +121,11 @@ def _key(name: str, geometry: Geometry, x: Tensor) -> str:
     from pcn.kernels.tiles import product_key
 
     return f"{name} {' '.join(map(str, geometry))} {product_key(x)}"
+
+
+def _rows(geometry: Geometry, images: Tensor) -> int:
+    """How many positions come out."""
+    return len(images) * geometry.out_height * geometry.out_width
 
 
 @fake_of(narrow_conv)

@@ -1,14 +1,14 @@
 """How a kernel is launched: tile sizes and warps from a short list, the first of it unless others were timed faster.
 
 What PyTorch has for the same may be on that list too. Timing happens inside ``with tuning():`` only; what it finds is
-remembered in this process and, with a path, in a file.
-The number of rows is no part of what is remembered: it hardly changes which tile is the best.
+remembered in this process and, with a path, in a file: by device, kernel and sizes, and by about how many rows there
+are. What was timed on the nearest number serves where this one was not timed (:mod:`pcn.kernels.magnitude`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from pcn.kernels.magnitude import at_rows, nearest
 from pcn.whole_files import write_whole
 
 PACKAGED = Path(__file__).with_name("launches.json")  # found on devices that were at hand
@@ -49,11 +50,11 @@ class Launch:
 STOCK = Launch(rows=0, columns=0, warps=0, stages=0)  # none of our kernels: what PyTorch has for the same
 Result = TypeVar("Result")
 Run = Callable[[Launch], Result]
-Wanted = Callable[[str], bool]  # of what a kernel is remembered by
+Wanted = Callable[[str], bool]  # of a kernel by device, name and sizes, on any number of rows
 
 
 class Choices:
-    """What was found fastest, by device, kernel and sizes."""
+    """What was found fastest, by device, kernel, sizes and about how many rows."""
 
     def __init__(self) -> None:
         self.found: dict[str, Launch] = {}
@@ -63,6 +64,7 @@ class Choices:
     def run(
         self,
         key: str,
+        rows: int,
         candidates: Sequence[Launch],
         device: torch.device,
         run: Run[Result],
@@ -77,28 +79,31 @@ class Choices:
             return run(next((launch for launch in candidates if launch != STOCK), STOCK))
         with torch.cuda.device(device):  # where Triton launches
             key = f"{torch.cuda.get_device_name(device)} {key}"
-            unknown = self._known(key, candidates, per_processor) is None
             wanted = self.tuning is not None and self.tuning(key)
-            if wanted and unknown and not torch.cuda.is_current_stream_capturing():
+            exact = at_rows(key, rows)
+            unknown = wanted and self._known([exact], candidates, per_processor) is None
+            if unknown and not torch.cuda.is_current_stream_capturing():
                 fastest = _fastest(run, candidates)
-                self.found[key] = _fastest(run, [fastest, *spread([fastest], per_processor)])
+                self.found[exact] = _fastest(run, [fastest, *spread([fastest], per_processor)])
                 if self.path is not None:
                     self.save(self.path)
-            return self.launch(key, candidates, run, per_processor)
+            return self.launch(key, rows, candidates, run, per_processor)
 
-    def _known(self, key: str, candidates: Sequence[Launch], per_processor: Sequence[int]) -> Launch | None:
-        """What was found, unless a file holds a launch that is no longer among the candidates."""
-        found = self.found.get(key)
-        if found is None or found in candidates:
-            return found
-        usual = found.per_processor in per_processor and replace(found, per_processor=0) in candidates
-        return found if usual else None
+    def _known(self, keys: Iterable[str], candidates: Sequence[Launch], per_processor: Sequence[int]) -> Launch | None:
+        """The first that was found, but for launches of a file that are no longer among the candidates."""
+        for found in map(self.found.get, keys):
+            if found is not None and _is_among(found, candidates, per_processor):
+                return found
+        return None
 
     def launch(
-        self, key: str, candidates: Sequence[Launch], run: Run[Result], per_processor: Sequence[int] = ()
+        self, key: str, rows: int, candidates: Sequence[Launch], run: Run[Result], per_processor: Sequence[int] = ()
     ) -> Result:
-        """Run the launch that was found, or the usual one; where the device has too little for it, the next one."""
-        first = self._known(key, candidates, per_processor) or candidates[0]
+        """Run the launch that was found on the nearest number of rows, or the usual one.
+
+        Where the device has too little for it, the next one is run.
+        """
+        first = self._known(nearest(key, rows), candidates, per_processor) or candidates[0]
         others = [launch for launch in candidates if launch != first]
         if not others:
             return run(first)
@@ -107,8 +112,8 @@ class Choices:
         try:
             return run(first)
         except OutOfResources:
-            self.found[key] = others[0]
-            return self.launch(key, others, run, per_processor)
+            self.found[at_rows(key, rows)] = others[0]
+            return self.launch(key, rows, others, run, per_processor)
 
     def save(self, path: Path) -> None:
         text = json.dumps({key: asdict(launch) for key, launch in self.found.items()}, indent=1) + "\n"
@@ -141,12 +146,19 @@ def spread(launches: Sequence[Launch], per_processor: Sequence[int]) -> list[Lau
     return [replace(launch, per_processor=number) for launch in launches if launch != STOCK for number in per_processor]
 
 
+def _is_among(found: Launch, candidates: Sequence[Launch], per_processor: Sequence[int]) -> bool:
+    if found in candidates:
+        return True
+    return found.per_processor in per_processor and replace(found, per_processor=0) in candidates
+
+
 @contextmanager
 def tuning(path: Path | None = None, *, anew: bool = False, only: Wanted = lambda key: True) -> Iterator[None]:
     """Time the candidates of every kernel that runs inside and is not known yet; ``path`` keeps what is found.
 
-    With ``anew`` nothing is known but what the path holds: candidates that were not there before have their turn.
-    ``only`` says of which kernels, by device, name and sizes: processes that compile can share them out.
+    It is known where it was timed on about as many rows. With ``anew`` nothing is but what the path holds: candidates
+    that were not there before have their turn. ``only`` says of which kernels, by device, name and sizes, on any number
+    of rows: processes that compile can share them out, and need few rows for that.
     """
     known = dict(CHOICES.found) if anew else {}
     if anew:

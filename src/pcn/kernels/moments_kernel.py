@@ -46,7 +46,8 @@ def moments(rows: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor, 
         )  # fmt: skip
         merge(held, mean, variance, count, each)
 
-    CHOICES.run(f"moments {width} {rows.dtype} {other is not None}", _candidates(width), rows.device, run, MORE_OR_LESS)
+    key = f"moments {width} {rows.dtype} {other is not None}"
+    CHOICES.run(key, count, _candidates(width), rows.device, run, MORE_OR_LESS)
     return total, mean, variance
 
 

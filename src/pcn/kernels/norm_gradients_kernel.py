@@ -51,7 +51,7 @@ def differentiate(
     flags = f"{d_projected is not None} {d_y is not None} {relu} {training}"
     key = f"gradients {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
     launches = candidates(GRADIENTS, width, rank) + deep_tiles(DEEP, rank) + turned(width, rank)
-    CHOICES.run(key, launches, rows.device, run, MORE_OR_LESS)
+    CHOICES.run(key, count, launches, rows.device, run, MORE_OR_LESS)
 
 
 @triton.jit(do_not_specialize=["count", "tiles", "share"])

@@ -75,7 +75,7 @@ def norm_project(
 
     flags = f"{norm is not None} {added is not None} {emit} {relu} {centre is not None}"
     key = f"norm_project {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
-    CHOICES.run(key, _candidates(width, rank, added is not None), rows.device, run, MORE_OR_LESS)
+    CHOICES.run(key, count, _candidates(width, rank, added is not None), rows.device, run, MORE_OR_LESS)
     return y, projected
 
 

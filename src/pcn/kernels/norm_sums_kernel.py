@@ -58,7 +58,7 @@ def sum_up(
     flags += " written" if mask == RECOMPUTE and behind is not None else ""
     key = f"sums {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
     launches = candidates(SUMS, width, rank) + deep_tiles(DEEP, rank) + turned(width, rank)
-    CHOICES.run(key, launches, rows.device, run, MORE_OR_LESS)
+    CHOICES.run(key, count, launches, rows.device, run, MORE_OR_LESS)
 
 
 @triton.jit(do_not_specialize=["count", "each"])
