@@ -98,8 +98,13 @@ def test_every_launch_computes_the_same(call: Run, shape: tuple[int, int, int]) 
         close(mean, reference.batch_moments(rows)[0], torch.float32)
         close(variance, reference.batch_moments(rows)[1], torch.float32)
     d_y, d_projected = torch.randn_like(rows), torch.randn_like(expected)
-    for coming, directions in (((d_projected, d_y), basis), ((None, d_y), None)):
-        given = rows, None, expected_y, norm, directions
+    cases = [
+        ((d_projected, d_y), expected_y, basis),
+        ((d_projected, None), None, basis),
+        ((None, d_y), expected_y, None),
+    ]
+    for coming, y, directions in cases:
+        given = rows, None, y, norm, directions
         best = reference.norm_project_backward(*coming, *given, relu=True, training=True)
         every = call(
             interpreted.every_launch, "norm_project_backward", *coming, *given[:3], *norm, directions, True, True

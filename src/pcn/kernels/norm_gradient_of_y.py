@@ -11,7 +11,7 @@ from pcn.kernels.launch import Launch, tiles_of
 from pcn.kernels.tiles import Sizes, column_tile, multiply, read
 
 PER_PROCESSOR = 4  # programs that sum up; twice as many go on to another tile when they are done with one
-MORE_OR_LESS = (2, 3, 6, 8, 12, 16, 24)  # the same in launches that are worth timing
+MORE_OR_LESS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)  # the same in launches that are worth timing, for both
 WIDEST = 128  # columns of a tile: two sums are held for each of its elements
 WIDER = 256  # the same for launches that are worth timing where rows have as many
 # elements of a tile, warps, stages

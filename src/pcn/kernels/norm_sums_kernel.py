@@ -30,6 +30,8 @@ RECOMPUTE, ADD, LOOK = 0, 1, 2  # where ReLU let through: from z alone, from z a
 SUMS = [(2048, 4, 3), (2048, 4, 4), (4096, 8, 3), (4096, 4, 3), (2048, 2, 3), (1024, 4, 4)]
 # Rows, columns, warps, stages where a basis has many directions: in parts, it would be read again for every tile.
 DEEP: list[Sizes] = [(32, 128, 8, 3), (64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 3)]
+# Every eighth row of a turned product lies in the same thread: summed up apart, they need no other thread in the loop.
+APART = tl.constexpr(8)
 
 
 def sum_up(
@@ -79,7 +81,7 @@ def pcn_norm_sums(
     back = transposed(basis, columns, inside, 0, rank, PROJECTED, DIRECTIONS)
     first = part * each
     last = tl.minimum(first + each, count)
-    plain = tl.zeros((COLUMNS,) if TURNED else (ROWS, COLUMNS), tl.float32)
+    plain = tl.zeros((COLUMNS, APART) if TURNED else (ROWS, COLUMNS), tl.float32)
     weighted = plain
     for start in tl.range(first, last, ROWS, num_stages=STAGES):
         row_inside = local < last - start
@@ -101,13 +103,12 @@ def pcn_norm_sums(
         if WRITE:
             write(behind + begin + at, turn(gradient.to(behind.dtype.element_ty), TURNED), there, EVEN)
         if TURNED:  # rows that are not there bring no gradient
-            plain += tl.sum(gradient, 1)
-            weighted += tl.sum(gradient * deviation, 1)
+            plain += tl.sum(tl.reshape(gradient, (COLUMNS, ROWS // APART, APART)), 1)
+            weighted += tl.sum(tl.reshape(gradient * deviation, (COLUMNS, ROWS // APART, APART)), 1)
         else:
             plain += gradient
             weighted += gradient * deviation
-    if not TURNED:
-        plain, weighted = tl.sum(plain, 0), tl.sum(weighted, 0)
+    plain, weighted = tl.sum(plain, 1 if TURNED else 0), tl.sum(weighted, 1 if TURNED else 0)
     held += part * 2 * width
     tl.store(held + columns, plain, inside)
     tl.store(held + width + columns, weighted * spread, inside)
