@@ -105,15 +105,15 @@ class Choices:
 
         Where the device has too little for it, the next one is run.
         """
-        first = self._known(nearest(key, rows), candidates, per_processor) or candidates[0]
-        others = [launch for launch in candidates if launch != first]
-        if not others:
-            return run(first)
         from triton.runtime.errors import OutOfResources
 
+        first = self._known(nearest(key, rows), candidates, per_processor) or candidates[0]
         try:
             return run(first)
         except OutOfResources:
+            others = [launch for launch in candidates if launch != first]
+            if not others:
+                raise
             self.found[at_rows(key, rows)] = others[0]
             return self.launch(key, rows, others, run, per_processor)
 

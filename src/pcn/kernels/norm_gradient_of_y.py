@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from pcn.kernels.launch import Launch, tiles_of
-from pcn.kernels.tiles import Sizes, column_tile, describable, multiply, read
+from pcn.kernels.tiles import Sizes, column_tile, multiply, read
 
 PER_PROCESSOR = 4  # programs that sum up; twice as many go on to another tile when they are done with one
 MORE_OR_LESS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)  # the same in launches that are worth timing, for both
@@ -33,13 +32,13 @@ def candidates(sizes: list[tuple[int, int, int]], width: int, rank: int) -> list
     return tiles_of(sizes if rank else sizes + PLAIN, columns) + (tiles_of(LARGE, wider) if wider > columns else [])
 
 
-def turned(rows: Tensor, rank: int) -> list[Launch]:
+def turned(width: int, rank: int, described: bool) -> list[Launch]:
     if not rank:
         return []
     launches = [Launch(*sizes, turned=True) for sizes in TURNED]
-    if describable(rows):
+    if described:
         launches += [Launch(*sizes, turned=True, described=True) for sizes in DESCRIBED]
-    return [launch for launch in launches if launch.columns <= column_tile(rows.shape[1])]
+    return [launch for launch in launches if launch.columns <= column_tile(width)]
 
 
 @triton.jit

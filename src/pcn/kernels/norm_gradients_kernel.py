@@ -4,6 +4,8 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from functools import cache
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -24,6 +26,7 @@ from pcn.kernels.reference import Norm
 from pcn.kernels.tiles import (
     Sizes,
     deep_tiles,
+    describable,
     described,
     even,
     offset_of,
@@ -63,8 +66,13 @@ def differentiate(
 
     flags = f"{d_projected is not None} {d_y is not None} {relu} {training}"
     key = f"gradients {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
-    launches = candidates(GRADIENTS, width, rank) + deep_tiles(DEEP, rank) + turned(rows, rank)
+    launches = _launches(width, rank, describable(rows))
     CHOICES.run(key, count, launches, rows.device, run, MORE_OR_LESS)
+
+
+@cache
+def _launches(width: int, rank: int, described: bool) -> list[Launch]:
+    return candidates(GRADIENTS, width, rank) + deep_tiles(DEEP, rank) + turned(width, rank, described)
 
 
 @triton.jit(do_not_specialize=["count", "tiles", "share"])

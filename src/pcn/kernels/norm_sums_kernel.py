@@ -4,6 +4,8 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -26,6 +28,7 @@ from pcn.kernels.reference import Norm
 from pcn.kernels.tiles import (
     Sizes,
     deep_tiles,
+    describable,
     described,
     even,
     offset_of,
@@ -72,8 +75,13 @@ def sum_up(
     flags = f"{d_projected is not None} {d_y is not None} {mask} {relu}"
     flags += " written" if mask == RECOMPUTE and behind is not None else ""
     key = f"sums {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
-    launches = candidates(SUMS, width, rank) + deep_tiles(DEEP, rank) + turned(rows, rank)
+    launches = _launches(width, rank, describable(rows))
     CHOICES.run(key, count, launches, rows.device, run, MORE_OR_LESS)
+
+
+@cache
+def _launches(width: int, rank: int, described: bool) -> list[Launch]:
+    return candidates(SUMS, width, rank) + deep_tiles(DEEP, rank) + turned(width, rank, described)
 
 
 @triton.jit(do_not_specialize=["count", "each"])
