@@ -97,9 +97,18 @@ def test_every_launch_computes_the_same(call: Run, shape: tuple[int, int, int]) 
     for mean, variance in call(interpreted.every_launch, "batch_moments", rows):
         close(mean, reference.batch_moments(rows)[0], torch.float32)
         close(variance, reference.batch_moments(rows)[1], torch.float32)
+    from pcn.kernels.norm_sums_kernel import _launches
+    from pcn.kernels.tiles import describable
+
+    assert any(launch.described for launch in _launches(*shape[1:], describable(rows))) == (shape[1] % 8 == 0)
     d_y, d_projected = torch.randn_like(rows), torch.randn_like(expected)
-    for coming, directions in (((d_projected, d_y), basis), ((None, d_y), None)):
-        given = rows, None, expected_y, norm, directions
+    cases = [
+        ((d_projected, d_y), expected_y, basis),
+        ((d_projected, None), None, basis),
+        ((None, d_y), expected_y, None),
+    ]
+    for coming, y, directions in cases:
+        given = rows, None, y, norm, directions
         best = reference.norm_project_backward(*coming, *given, relu=True, training=True)
         every = call(
             interpreted.every_launch, "norm_project_backward", *coming, *given[:3], *norm, directions, True, True
@@ -108,6 +117,22 @@ def test_every_launch_computes_the_same(call: Run, shape: tuple[int, int, int]) 
         for gradients in every:
             for one, another in zip(gradients, best, strict=True):
                 close(one, another, dtype)
+
+
+def test_rows_that_begin_anywhere_are_not_left_to_the_engine_that_copies_tiles() -> None:
+    pytest.importorskip("triton")
+    from pcn.kernels.norm_gradient_of_y import turned
+    from pcn.kernels.tiles import describable
+
+    for able in (True, False):
+        assert any(launch.described for launch in turned(64, 16, able)) == able
+        assert not turned(64, 0, able)
+    rows = torch.zeros(10 * 64 + 8, dtype=torch.bfloat16)
+    begin = -rows.data_ptr() % 16 // 2
+    there, away = (rows[at : at + 640].view(10, 64) for at in (begin, begin + 1))
+    assert describable(there)
+    assert not describable(away)
+    assert not describable(there.float())
 
 
 @pytest.mark.parametrize("shape", [(20, 260, 256), NETWORK[1]])

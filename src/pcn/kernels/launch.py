@@ -30,8 +30,9 @@ class Launch:
 
     There may be more to choose: programs of one processor and directions that are multiplied at once (0 for the usual
     number), whether rows are the right factor of a product and not the left one, whether the loops over tiles and over
-    their parts are one, and for convolutions how much of a patch is multiplied at once, whether a weight stays on the
-    chip, whether patches are read by way of L1, and whether products are shifted in place of them.
+    their parts are one, whether whole tiles are copied by the device's own engine, and for convolutions how much of a
+    patch is multiplied at once, whether a weight stays on the chip, whether patches are read by way of L1, and whether
+    products are shifted in place of them.
     """
 
     rows: int
@@ -45,6 +46,7 @@ class Launch:
     shifted: bool = False
     turned: bool = False
     flat: bool = False
+    described: bool = False
 
 
 STOCK = Launch(rows=0, columns=0, warps=0, stages=0)  # none of our kernels: what PyTorch has for the same
@@ -103,15 +105,15 @@ class Choices:
 
         Where the device has too little for it, the next one is run.
         """
-        first = self._known(nearest(key, rows), candidates, per_processor) or candidates[0]
-        others = [launch for launch in candidates if launch != first]
-        if not others:
-            return run(first)
         from triton.runtime.errors import OutOfResources
 
+        first = self._known(nearest(key, rows), candidates, per_processor) or candidates[0]
         try:
             return run(first)
         except OutOfResources:
+            others = [launch for launch in candidates if launch != first]
+            if not others:
+                raise
             self.found[at_rows(key, rows)] = others[0]
             return self.launch(key, rows, others, run, per_processor)
 

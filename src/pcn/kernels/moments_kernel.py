@@ -8,6 +8,8 @@ their results in a fixed order: the same rows give the same bits.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -64,6 +66,7 @@ def shared_out(rows: Tensor, launch: Launch, usual: int) -> tuple[int, int, int]
     return triton.cdiv(count, each), tiles, each
 
 
+@cache
 def _candidates(width: int) -> list[Launch]:
     usual = min(column_tile(width), WIDEST)
     wider = [min(column_tile(width), WIDER)] if width > WIDEST else []

@@ -11,7 +11,7 @@ from pcn.kernels.launch import Launch, tiles_of
 from pcn.kernels.tiles import Sizes, column_tile, multiply, read
 
 PER_PROCESSOR = 4  # programs that sum up; twice as many go on to another tile when they are done with one
-MORE_OR_LESS = (2, 3, 6, 8, 12, 16, 24)  # the same in launches that are worth timing
+MORE_OR_LESS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)  # the same in launches that are worth timing, for both
 WIDEST = 128  # columns of a tile: two sums are held for each of its elements
 WIDER = 256  # the same for launches that are worth timing where rows have as many
 # elements of a tile, warps, stages
@@ -22,6 +22,9 @@ PLAIN = [(4096, 4, 1), (8192, 8, 1)]  # nothing is read ahead: other programs fi
 TURNED: list[Sizes] = [
     (64, 128, 8, 2), (32, 128, 4, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 8, 3), (32, 128, 4, 2), (64, 128, 4, 2)
 ]  # fmt: skip
+# The same where the device's own engine copies tiles of z. Those that threads copy lie on the chip as in memory, eight
+# rows below one another in the same banks: threads that read them in the order of the product wait for one another.
+DESCRIBED: list[Sizes] = [(64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 8, 2)]
 
 
 def candidates(sizes: list[tuple[int, int, int]], width: int, rank: int) -> list[Launch]:
@@ -29,9 +32,13 @@ def candidates(sizes: list[tuple[int, int, int]], width: int, rank: int) -> list
     return tiles_of(sizes if rank else sizes + PLAIN, columns) + (tiles_of(LARGE, wider) if wider > columns else [])
 
 
-def turned(width: int, rank: int) -> list[Launch]:
-    launches = [Launch(rows, columns, warps, stages, turned=True) for rows, columns, warps, stages in TURNED]
-    return [launch for launch in launches if rank and launch.columns <= column_tile(width)]
+def turned(width: int, rank: int, described: bool) -> list[Launch]:
+    if not rank:
+        return []
+    launches = [Launch(*sizes, turned=True) for sizes in TURNED]
+    if described:
+        launches += [Launch(*sizes, turned=True, described=True) for sizes in DESCRIBED]
+    return [launch for launch in launches if launch.columns <= column_tile(width)]
 
 
 @triton.jit

@@ -4,6 +4,8 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from functools import cache
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,7 +23,20 @@ from pcn.kernels.norm_gradient_of_y import (
     turned,
 )
 from pcn.kernels.reference import Norm
-from pcn.kernels.tiles import Sizes, deep_tiles, even, offset_of, or_any, precision, product_key, rank_tile, read, write
+from pcn.kernels.tiles import (
+    Sizes,
+    deep_tiles,
+    describable,
+    described,
+    even,
+    offset_of,
+    or_any,
+    precision,
+    product_key,
+    rank_tile,
+    read_tile,
+    write,
+)
 
 # elements of a tile, warps, stages
 GRADIENTS = [(2048, 4, 3), (2048, 4, 4), (4096, 8, 3), (4096, 4, 2), (8192, 8, 2)]
@@ -36,22 +51,28 @@ def differentiate(
     """Write the gradient of the rows."""
     count, width = rows.shape
     rank = 0 if basis is None else basis.shape[1]
-    tensors = or_any(rows, d_projected, d_y, rows, *norm, basis)
+    coming, others = or_any(rows, d_projected, d_y), or_any(rows, *norm, basis)
 
     def run(launch: Launch) -> None:
         tiles, column_tiles = triton.cdiv(count, launch.rows), triton.cdiv(width, launch.columns)
         most = max(1, programs(rows.device, launch.per_processor or 2 * PER_PROCESSOR) // column_tiles)
         pcn_norm_gradients[(min(tiles, most), column_tiles)](
-            *tensors, d_bias, d_weight, d_rows, count, tiles, 1.0 / count, width, rank, PROJECTED=basis is not None,
-            DIRECT=d_y is not None, RELU=relu, TRAINING=training, PRECISION=precision(basis), ROWS=launch.rows,
-            COLUMNS=launch.columns, DIRECTIONS=launch.depth or rank_tile(rank), STAGES=launch.stages,
-            TURNED=launch.turned, EVEN=even(rows, launch), num_warps=launch.warps,
+            *coming, described(rows, launch), *others, d_bias, d_weight, d_rows, count, tiles, 1.0 / count, width, rank,
+            PROJECTED=basis is not None, DIRECT=d_y is not None, RELU=relu, TRAINING=training,
+            PRECISION=precision(basis), ROWS=launch.rows, COLUMNS=launch.columns,
+            DIRECTIONS=launch.depth or rank_tile(rank), STAGES=launch.stages, TURNED=launch.turned,
+            EVEN=even(rows, launch), DESCRIBED=launch.described, num_warps=launch.warps,
         )  # fmt: skip
 
     flags = f"{d_projected is not None} {d_y is not None} {relu} {training}"
     key = f"gradients {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
-    launches = candidates(GRADIENTS, width, rank) + deep_tiles(DEEP, rank) + turned(width, rank)
+    launches = _launches(width, rank, describable(rows))
     CHOICES.run(key, count, launches, rows.device, run, MORE_OR_LESS)
+
+
+@cache
+def _launches(width: int, rank: int, described: bool) -> list[Launch]:
+    return candidates(GRADIENTS, width, rank) + deep_tiles(DEEP, rank) + turned(width, rank, described)
 
 
 @triton.jit(do_not_specialize=["count", "tiles", "share"])
@@ -60,7 +81,7 @@ def pcn_norm_gradients(
     width: tl.constexpr, rank: tl.constexpr,
     PROJECTED: tl.constexpr, DIRECT: tl.constexpr, RELU: tl.constexpr, TRAINING: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr,
-    STAGES: tl.constexpr, TURNED: tl.constexpr, EVEN: tl.constexpr,
+    STAGES: tl.constexpr, TURNED: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < width
@@ -81,7 +102,8 @@ def pcn_norm_gradients(
             PROJECTED, DIRECT, PRECISION, ROWS, COLUMNS, DIRECTIONS, TURNED, EVEN,
         )  # fmt: skip
         if RELU or TRAINING:
-            deviation = turn(read(z + begin + at, there, EVEN), TURNED).to(tl.float32) - middle
+            value = read_tile(z, tile * ROWS, at, there, width, COLUMNS, EVEN, DESCRIBED)
+            deviation = turn(value, TURNED).to(tl.float32) - middle
             if RELU:
                 gradient = tl.where(deviation * slope + shift <= 0, 0.0, gradient)
         gradient *= slope

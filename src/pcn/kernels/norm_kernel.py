@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 import triton
@@ -79,6 +80,7 @@ def norm_project(
     return y, projected
 
 
+@cache
 def _candidates(width: int, rank: int, added: bool) -> list[Launch]:
     columns, wide = (column_tile(width, rank_tile(rank), most) for most in (LARGEST_BASIS, WIDER_BASIS))
     sizes = TILES[1:] + TILES[:1] if added else TILES  # two tensors to read: smaller tiles first

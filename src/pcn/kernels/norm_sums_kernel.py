@@ -4,6 +4,8 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -23,13 +25,29 @@ from pcn.kernels.norm_gradient_of_y import (
     turned,
 )
 from pcn.kernels.reference import Norm
-from pcn.kernels.tiles import Sizes, deep_tiles, even, offset_of, or_any, precision, product_key, rank_tile, read, write
+from pcn.kernels.tiles import (
+    Sizes,
+    deep_tiles,
+    describable,
+    described,
+    even,
+    offset_of,
+    or_any,
+    precision,
+    product_key,
+    rank_tile,
+    read,
+    read_tile,
+    write,
+)
 
 RECOMPUTE, ADD, LOOK = 0, 1, 2  # where ReLU let through: from z alone, from z and what was added, from y itself
 # elements of a tile, warps, stages
 SUMS = [(2048, 4, 3), (2048, 4, 4), (4096, 8, 3), (4096, 4, 3), (2048, 2, 3), (1024, 4, 4)]
 # Rows, columns, warps, stages where a basis has many directions: in parts, it would be read again for every tile.
 DEEP: list[Sizes] = [(32, 128, 8, 3), (64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 3)]
+# Every eighth row of a turned product lies in the same thread: summed up apart, they need no other thread in the loop.
+APART = tl.constexpr(8)
 
 
 def sum_up(
@@ -39,16 +57,16 @@ def sum_up(
     """Write the sums over rows of g and of g (z - mean) / std, and g, the gradient behind ReLU, to ``behind``."""
     count, width = rows.shape
     rank = 0 if basis is None else basis.shape[1]
-    tensors = or_any(rows, d_projected, d_y, rows, given, *norm, basis, behind)
+    coming, others = or_any(rows, d_projected, d_y), or_any(rows, given, *norm, basis, behind)
 
     def run(launch: Launch) -> None:
         parts, tiles, each = shared_out(rows, launch, PER_PROCESSOR)
         held = rows.new_empty(parts, 2, width, dtype=torch.float32)
         pcn_norm_sums[(parts, tiles)](
-            *tensors, held, count, each, width, rank, PROJECTED=basis is not None, DIRECT=d_y is not None, RELU=relu,
-            MASK=mask, WRITE=behind is not None, PRECISION=precision(basis), ROWS=launch.rows, COLUMNS=launch.columns,
-            DIRECTIONS=launch.depth or rank_tile(rank), STAGES=launch.stages, TURNED=launch.turned,
-            EVEN=even(rows, launch), num_warps=launch.warps,
+            *coming, described(rows, launch), *others, held, count, each, width, rank, PROJECTED=basis is not None,
+            DIRECT=d_y is not None, RELU=relu, MASK=mask, WRITE=behind is not None, PRECISION=precision(basis),
+            ROWS=launch.rows, COLUMNS=launch.columns, DIRECTIONS=launch.depth or rank_tile(rank), STAGES=launch.stages,
+            TURNED=launch.turned, EVEN=even(rows, launch), DESCRIBED=launch.described, num_warps=launch.warps,
         )  # fmt: skip
         pcn_norm_sums_merge[(triton.cdiv(width, MERGED_COLUMNS),)](
             held, d_bias, d_weight, parts, width, ADDED=MERGED, COLUMNS=MERGED_COLUMNS, num_warps=MERGING_WARPS
@@ -57,8 +75,13 @@ def sum_up(
     flags = f"{d_projected is not None} {d_y is not None} {mask} {relu}"
     flags += " written" if mask == RECOMPUTE and behind is not None else ""
     key = f"sums {width} {rank} {rows.dtype} {product_key(basis)} {flags}"
-    launches = candidates(SUMS, width, rank) + deep_tiles(DEEP, rank) + turned(width, rank)
+    launches = _launches(width, rank, describable(rows))
     CHOICES.run(key, count, launches, rows.device, run, MORE_OR_LESS)
+
+
+@cache
+def _launches(width: int, rank: int, described: bool) -> list[Launch]:
+    return candidates(SUMS, width, rank) + deep_tiles(DEEP, rank) + turned(width, rank, described)
 
 
 @triton.jit(do_not_specialize=["count", "each"])
@@ -67,7 +90,7 @@ def pcn_norm_sums(
     width: tl.constexpr, rank: tl.constexpr,
     PROJECTED: tl.constexpr, DIRECT: tl.constexpr, RELU: tl.constexpr, MASK: tl.constexpr, WRITE: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIRECTIONS: tl.constexpr,
-    STAGES: tl.constexpr, TURNED: tl.constexpr, EVEN: tl.constexpr,
+    STAGES: tl.constexpr, TURNED: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -79,13 +102,14 @@ def pcn_norm_sums(
     back = transposed(basis, columns, inside, 0, rank, PROJECTED, DIRECTIONS)
     first = part * each
     last = tl.minimum(first + each, count)
-    plain = tl.zeros((COLUMNS,) if TURNED else (ROWS, COLUMNS), tl.float32)
+    plain = tl.zeros((COLUMNS, APART) if TURNED else (ROWS, COLUMNS), tl.float32)
     weighted = plain
     for start in tl.range(first, last, ROWS, num_stages=STAGES):
         row_inside = local < last - start
         there = row_inside[:, None] & inside
         begin, narrow_begin = offset_of(start, width), offset_of(start, rank)
-        deviation = turn(read(z + begin + at, there, EVEN), TURNED).to(tl.float32) - middle_along
+        value = read_tile(z, start, at, there, width, COLUMNS, EVEN, DESCRIBED)
+        deviation = turn(value, TURNED).to(tl.float32) - middle_along
         gradient = of_y(
             d_projected + narrow_begin, d_y + begin, basis, back, local, row_inside, columns, inside, at, rank,
             PROJECTED, DIRECT, PRECISION, ROWS, COLUMNS, DIRECTIONS, TURNED, EVEN,
@@ -101,13 +125,12 @@ def pcn_norm_sums(
         if WRITE:
             write(behind + begin + at, turn(gradient.to(behind.dtype.element_ty), TURNED), there, EVEN)
         if TURNED:  # rows that are not there bring no gradient
-            plain += tl.sum(gradient, 1)
-            weighted += tl.sum(gradient * deviation, 1)
+            plain += tl.sum(tl.reshape(gradient, (COLUMNS, ROWS // APART, APART)), 1)
+            weighted += tl.sum(tl.reshape(gradient * deviation, (COLUMNS, ROWS // APART, APART)), 1)
         else:
             plain += gradient
             weighted += gradient * deviation
-    if not TURNED:
-        plain, weighted = tl.sum(plain, 0), tl.sum(weighted, 0)
+    plain, weighted = tl.sum(plain, 1 if TURNED else 0), tl.sum(weighted, 1 if TURNED else 0)
     held += part * 2 * width
     tl.store(held + columns, plain, inside)
     tl.store(held + width + columns, weighted * spread, inside)

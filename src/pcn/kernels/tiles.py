@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pcn.kernels.dispatch import INTERPRETED
 from pcn.kernels.launch import Launch
@@ -50,6 +51,23 @@ def even(rows: Tensor, launch: Launch) -> bool:
     return count % launch.rows == 0 and width % launch.columns == 0
 
 
+def describable(rows: Tensor) -> bool:
+    """Whether the engine that copies tiles can take these: rows begin at multiples of 16 bytes, and are not too many.
+
+    >>> describable(torch.ones(4, 8).half()), describable(torch.ones(4, 9).half()), describable(torch.ones(4, 8))
+    (True, False, False)
+    """
+    count, width = rows.shape
+    aligned = rows.data_ptr() % 16 == 0 and width * rows.element_size() % 16 == 0
+    able = not rows.is_cuda or torch.cuda.get_device_capability(rows.device) >= (9, 0)
+    return rows.element_size() == 2 and aligned and count < 2**31 and able
+
+
+def described(rows: Tensor, launch: Launch) -> Tensor | TensorDescriptor:
+    """Rows as a launch is given them: as a pointer, or described to the engine that copies tiles."""
+    return TensorDescriptor.from_tensor(rows, [launch.rows, launch.columns]) if launch.described else rows
+
+
 def precision(basis: Tensor | None) -> str:
     """How products are made: fp32 numbers are rounded to TF32 where PyTorch's own may be."""
     if INTERPRETED:
@@ -85,6 +103,15 @@ def read(pointer, there, EVEN: tl.constexpr):
         return tl.load(pointer)
     else:
         return tl.load(pointer, there, 0.0)
+
+
+@triton.jit
+def read_tile(rows, first, at, there, width, COLUMNS: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr):
+    # The tile of a program's columns that begins at a row; beyond the tensor all is zero.
+    if DESCRIBED:
+        return rows.load([tl.cast(first, tl.int32), tl.program_id(1) * COLUMNS])
+    else:
+        return read(rows + offset_of(first, width) + at, there, EVEN)
 
 
 @triton.jit
