@@ -123,7 +123,7 @@ def page() -> str:
         rules(pcn.L1Threshold),
         section("## Budget", pcn.Budget),
         WORTH,
-        rules(pcn.Response, pcn.Evenly, pcn.Taylor, pcn.Divergence),
+        rules(pcn.Response, pcn.Evenly, pcn.Hedged, pcn.Taylor, pcn.Divergence),
         section("## Switch", pcn.Switch),
         "## When to switch\n",
         WHEN,

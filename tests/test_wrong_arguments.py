@@ -162,7 +162,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "patterns by number": (lambda: pcn.Budget(params=0.5, patterns=4), "patterns=4: give True or False"),
     "larger layers by text": (lambda: pcn.PCNConfig(skip_larger="no"), "skip_larger='no': give True or False"),
-    "a worth by name": (lambda: pcn.Budget(params=0.5, worth="evenly"), r"give Response\(\), Evenly\(\), Taylor"),
+    "a worth by name": (lambda: pcn.Budget(params=0.5, worth="evenly"), r"give Response\(\), Evenly\(\), Hedged\(\)"),
     "a layer by number": (lambda: pcn.make_plan(Mlp(), None, pcn.PCNConfig(rank=2)).with_rank(0, 2), "no layer 0"),
 }
 

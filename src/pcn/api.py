@@ -13,7 +13,7 @@ from pcn.errors import (
 )
 from pcn.fusion import choose_forms, fuse_, unfuse_
 from pcn.graph import ChannelGraph, trace
-from pcn.planner import Divergence, Evenly, Measured, Response, Taylor
+from pcn.planner import Divergence, Evenly, Hedged, Measured, Response, Taylor
 from pcn.planner.budget import Budget
 from pcn.planner.measuring import measure_costs
 from pcn.planner.within import fit_budget
@@ -41,6 +41,7 @@ __all__ = [
     "FileError",
     "Fixed",
     "Fraction",
+    "Hedged",
     "L1Threshold",
     "LayerPlan",
     "LayerRule",

@@ -140,7 +140,7 @@ def test_statistics_may_be_of_layers_that_were_taken_off_since() -> None:
     assert pcn.Switch(body, None, budget).after_epoch(1, [images()], statistics=stats) == planned
 
 
-@pytest.mark.parametrize("worth", [pcn.Response(), pcn.Evenly()])
+@pytest.mark.parametrize("worth", [pcn.Response(), pcn.Evenly(), pcn.Hedged()])
 @pytest.mark.parametrize("share", [0.3, 0.5])
 def test_a_budget_that_chooses_keeps_more_and_spends_what_it_has(worth: pcn.Response, share: float) -> None:
     model, x = built(), images()

@@ -106,7 +106,9 @@ def test_every_rule_that_stands_in_the_way_is_said() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.floats(0.1, 1.0), st.integers(1, 8), st.sampled_from([pcn.Response(), pcn.Evenly()]), st.booleans())
+@given(
+    st.floats(0.1, 1.0), st.integers(1, 8), st.sampled_from([pcn.Response(), pcn.Evenly(), pcn.Hedged()]), st.booleans()
+)
 def test_one_limit_without_a_rule_is_spent(share: float, step: int, worth: pcn.Response, two_sided: bool) -> None:
     try:
         plan = planned(pcn.Budget(params=share, step=step, worth=worth, two_sided=two_sided, config=ANY_SIZE))

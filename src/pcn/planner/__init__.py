@@ -2,6 +2,7 @@
 
 from pcn.planner.divergence import Divergence, prediction_divergence
 from pcn.planner.evenly import Evenly
+from pcn.planner.hedged import Hedged
 from pcn.planner.measured import LayerUsage, Measured
 from pcn.planner.response import Response
 from pcn.planner.taylor import Taylor
@@ -11,6 +12,7 @@ from pcn.running.gradients import predicted_loss
 __all__ = [
     "Divergence",
     "Evenly",
+    "Hedged",
     "LayerUsage",
     "Measured",
     "Response",

@@ -78,7 +78,8 @@ class Budget:
             self._check_patterns()
         if isinstance(self.worth, type) or not isinstance(self.worth, Worth):
             raise ConfigError(
-                f"worth={self.worth!r}: give Response(), Evenly(), Taylor(...), Divergence(...) or one of your own"
+                f"worth={self.worth!r}: give Response(), Evenly(), Hedged(), Taylor(...), Divergence(...) or one of "
+                "your own"
             )
 
     def _check_drops(self) -> None:

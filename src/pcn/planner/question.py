@@ -145,7 +145,7 @@ class Question:
     def known(self, stats: Statistics, batches: Batches, taps: TapMoments | None = None) -> Known:
         """What there is to know about the worth of the layers' forms; ``taps`` may have been looked at already."""
         worth = self._worth(self.budget.worth, stats, batches)
-        by_size = getattr(self.budget.worth, "by_size", False)
+        by_size, beside = (getattr(self.budget.worth, name, False) for name in ("by_size", "beside_response"))
         own = self._worth(Response(), stats, batches) if by_size else worth
         choosing = [layer for layer in self.layers if len(tried_patterns(layer, self.budget)) > 1]
         patterns = tap_shares(self.model, stats, choosing, self.budget.rank_step, taps)
@@ -157,6 +157,7 @@ class Question:
                 self._shares(layer, stats),
                 patterns.get(layer.name),
                 worth[layer.name] if by_size else None,
+                beside,
             )
             for layer in self.layers
         }

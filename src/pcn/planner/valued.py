@@ -18,22 +18,26 @@ class Value:
     """What there is to know of a layer: ``worth[r]`` is what r directions are worth.
 
     Of that, s trained outputs keep the share ``outputs[r, s]``. ``patterns[r, q]`` is the share of the layer's response
-    that r directions keep in q patterns of taps, the last of them in every tap. Where worth goes by ``size`` alone,
-    size[r] is what a layer is worth that trains as much as r directions do, and the worth only says which form is the
-    best of those that cost as much.
+    that r directions keep in q patterns of taps, the last of them in every tap. Where worth goes by ``size``, size[r]
+    is what a layer is worth that trains as much as r directions do, and ``worth`` says which form is the best of those
+    that cost as much; it counts itself only where size is ``beside`` it.
     """
 
     worth: Tensor
     outputs: Tensor | None = None
     patterns: Tensor | None = None
     size: Tensor | None = None
+    beside: bool = False
 
     def of(self, options: Sequence[Option], price: Price, left: Tensor | None = None) -> list[Option]:
         """The options with their worth; ``left[r]`` is the share of r directions' without inputs that are gone."""
         valued = [replace(option, worth=self._worth(option) * _share(left, option)) for option in options]
         if self.size is None:
             return valued
-        return [replace(option, worth=self._by_size(option) * _share(left, option)) for option in best(valued, price)]
+        return [
+            replace(option, worth=option.worth * self.beside + self._by_size(option) * _share(left, option))
+            for option in best(valued, price)
+        ]
 
     def _worth(self, option: Option) -> float:
         if option.rank is None:

@@ -24,7 +24,7 @@ class Worth(Protocol):
 
     ``needs_batches`` when the model has to run; it then gets the batches that the statistics came from. One that has
     ``by_size = True`` says what as much is worth as these directions train, in whatever form: of those that cost as
-    much a layer gets the one with the largest response.
+    much a layer gets the one with the largest response, which is worth something too with ``beside_response = True``.
     """
 
     @property

@@ -13,7 +13,7 @@ from torch import nn
 from pcn import models
 from pcn.config import BasisKind, LayerRule, Order, PCNConfig
 from pcn.errors import ConfigError
-from pcn.planner import Divergence, Evenly, Response, Taylor, Worth, prediction_divergence
+from pcn.planner import Divergence, Evenly, Hedged, Response, Taylor, Worth, prediction_divergence
 from pcn.planner.budget import Budget, as_budget
 from pcn.rank_rules import ExplainedVariance, Rank, Threshold
 from pcn.training.named_models import build_named
@@ -59,6 +59,7 @@ def requested(settings: Settings) -> PCNConfig | Budget:
         "taylor": Taylor(),
         "divergence": Divergence(prediction_divergence),
         "evenly": Evenly(),
+        "hedged": Hedged(),
     }
     return replace(
         budget,

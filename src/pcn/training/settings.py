@@ -22,7 +22,7 @@ SCHEDULES = ("constant", "drops", "cosine")
 AUGMENT = ("none", "crop-flip", "resized-crop", "resized-crop-colour")
 SCALES = ("unit", "standardise", "centre")
 LIMITS = tuple(UNITS)  # of a budget
-WORTHS = ("response", "taylor", "divergence", "evenly")
+WORTHS = ("response", "taylor", "divergence", "evenly", "hedged")
 STEP = Budget.step
 
 
