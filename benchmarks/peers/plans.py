@@ -37,7 +37,7 @@ class Plans:
             self.known = _read(self.path)
             if self.known.setdefault(name, made) != made:
                 print(f"{run}: has made another plan than {self.path} holds, which stays", flush=True)
-            write_whole(self.path, (json.dumps(self.known, indent=1) + "\n").encode())
+            write_whole(self.path, as_text(self.known).encode())
 
 
 def read_plan(path: str, name: str) -> Plan:
@@ -58,6 +58,19 @@ def planner_run(run: Run) -> Run:
 def makes_plan(run: Run) -> bool:
     """Whether others build on this run's plan."""
     return run == planner_run(run)
+
+
+def as_text(plans: dict[str, Any]) -> str:
+    """JSON with a line for each plan: plans may name thousands of channels.
+
+    >>> print(as_text({"one": {"rank": 4}, "another": {}}), end="")
+    {
+    "one": {"rank": 4},
+    "another": {}
+    }
+    """
+    lines = (f"{json.dumps(name)}: {json.dumps(plan)}" for name, plan in plans.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _read(path: Path) -> dict[str, Any]:

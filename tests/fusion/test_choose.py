@@ -37,6 +37,20 @@ def test_the_fastest_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fuse_(model, batch, forms=forms).forms == forms
 
 
+def test_of_forms_about_as_fast_the_one_that_keeps_less_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = transformed(Residual(), keep=("conv", "fc")), torch.randn(IMAGES, dtype=torch.float64)
+    taken = {"fused": 1.02, "factored": 1.01, "folded": 1.0}
+
+    def pretended(part: nn.Module, like: Tensor) -> float:
+        return taken[next(module for module in part if isinstance(module, FusedLayer)).use.form]
+
+    monkeypatch.setattr(choose, "time_s", pretended)
+    assert set(choose_forms(model, batch).values()) == {"fused"}
+    assert set(choose_forms(model, batch, among=["folded", "factored"]).values()) == {"factored"}
+    taken["fused"] = 1.1
+    assert set(choose_forms(model, batch).values()) == {"factored"}
+
+
 @pytest.mark.parametrize("name", ["residual", "linear"])
 def test_every_form_can_be_timed(name: str) -> None:
     make, shape = NETWORKS[name]
