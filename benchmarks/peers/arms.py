@@ -31,6 +31,7 @@ ENDS = ("conv1", "fc")  # the first and the last layer, which are small
 EVENLY = {"worth": "evenly", "exclude": ENDS}
 TUNED = {"learning_rate": 0.05, "weight_decay": 5e-4}  # the best of the comparison's grid for the parent
 EVENLY_OF_CONV4 = {**EVENLY, "exclude": ("conv1", "output")}
+FOUR_EVENLY = {**AS_TRAINED, **TUNED, "kernel_rank": 4, **EVENLY}  # the comparison's planner
 CONV4 = {"network": "conv4", "precondition": None, "analysis_mode": None}  # it has no batch norm
 ARMS: dict[str, dict[str, Any]] = {
     "plain directions": {},
@@ -77,21 +78,21 @@ ARMS: dict[str, dict[str, Any]] = {
     "tuned, patches of 4 positions": {**TUNED, "switch": partial(PatchSwitch, positions=4)},
     "tuned, patches of 6 positions": {**TUNED, "switch": partial(PatchSwitch, positions=6)},
     "tuned, patterns by response, kernel rank 4": {**AS_TRAINED, **TUNED, "kernel_rank": 4},
-    "tuned, patterns by response, kernel rank 4, even ranks": {**AS_TRAINED, **TUNED, "kernel_rank": 4, **EVENLY},
+    "tuned, patterns by response, kernel rank 4, even ranks": FOUR_EVENLY,
     "tuned, patterns by response, kernel rank 4, even ranks in 32s": {
-        **AS_TRAINED,
-        **TUNED,
-        "kernel_rank": 4,
+        **FOUR_EVENLY,
         "rank_step": 32,  # as convolutions on a GPU like them
-        **EVENLY,
     },
     "tuned, patterns by response, kernel rank 4, even ranks, shortcuts whole": {
-        **AS_TRAINED,
-        **TUNED,
-        "kernel_rank": 4,
-        **EVENLY,
+        **FOUR_EVENLY,
         "exclude": (*ENDS, "*.shortcut.*"),  # projections of one tap, which have no patterns
     },
+    "tuned, patterns by response, kernel rank 4, even ranks, switch after 8": {**FOUR_EVENLY, "switch_at": "8"},
+    "tuned, patterns by response, kernel rank 4, even ranks, dropped part kept": {**FOUR_EVENLY, "keep_dropped": True},
+    "tuned, patterns by response, kernel rank 4, even ranks, precondition 1/2": {**FOUR_EVENLY, "precondition": 0.5},
+    "tuned, patterns by response, kernel rank 4, even ranks, basis trained": {**FOUR_EVENLY, "train_basis": True},
+    "tuned, patterns chosen, hedged": {**AS_TRAINED, **TUNED, "patterns": True, "worth": "hedged"},
+    "tuned, batch statistics, precondition 1, hedged": {**AS_TRAINED, **TUNED, "worth": "hedged"},
     "tuned, patterns chosen, even ranks": {**AS_TRAINED, **TUNED, "patterns": True, **EVENLY},
     "tuned, patterns chosen": {**AS_TRAINED, **TUNED, "patterns": True},
     "tuned, patterns by response, kernel rank 3, even ranks": {**AS_TRAINED, **TUNED, "kernel_rank": 3, **EVENLY},
@@ -191,6 +192,14 @@ ARMS: dict[str, dict[str, Any]] = {
         "patterns": True,
         "drop_channels": True,
         **EVENLY_OF_CONV4,
+    },
+    "conv4, hedged": {**CONV4, "worth": "hedged"},
+    "conv4, patterns chosen, hedged": {**CONV4, "patterns": True, "worth": "hedged"},
+    "conv4, patterns chosen, drops channels, hedged": {
+        **CONV4,
+        "patterns": True,
+        "drop_channels": True,
+        "worth": "hedged",
     },
     "conv4, patterns chosen, taylor": {**CONV4, "patterns": True, "worth": "taylor"},
 }
@@ -298,6 +307,24 @@ PATTERNS = (  # the library's own form of that: ranks handed out, or the same sh
     "tuned, batch statistics, precondition 1, floor 3/16",
     "tuned, batch statistics, precondition 1",
 )
+HEDGED = (  # one way to hand out that is good for tight and for loose budgets, so that nobody has to choose?
+    "narrow, tuned",
+    "tuned, patterns chosen, hedged",
+    "tuned, patterns chosen, even ranks",
+    "tuned, patterns chosen",
+    "tuned, patterns by response, kernel rank 4, even ranks",
+    "tuned, batch statistics, precondition 1, hedged",
+    "tuned, batch statistics, precondition 1",
+)
+GAP = (  # what keeps the planner's network below its parent?
+    "parent, tuned",
+    "tuned, patterns by response, kernel rank 4, even ranks",
+    "tuned, patterns by response, kernel rank 4, even ranks, switch after 8",
+    "tuned, patterns by response, kernel rank 4, even ranks, dropped part kept",
+    "tuned, patterns by response, kernel rank 4, even ranks, precondition 1/2",
+    "tuned, patterns by response, kernel rank 4, even ranks, basis trained",
+    "tuned, separable patches, even shares",
+)
 OF_CONV4 = tuple(name for name, arm in ARMS.items() if arm.get("network") == "conv4")
 GROUPS = {
     "promising": PROMISING,
@@ -307,5 +334,7 @@ GROUPS = {
     "bases": BASES,
     "patches": PATCHES,
     "patterns": PATTERNS,
+    "hedged": HEDGED,
+    "gap": GAP,
     "conv4": OF_CONV4,
 }

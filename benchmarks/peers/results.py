@@ -33,6 +33,8 @@ FIELDS = (
     "commit",
     "compiled",
     "fused",
+    "validation_accuracy",
+    "last_loss",  # of the last epoch: whether a network fits what it is trained on
 )
 MEASURED = ("train_seconds", "energy_j", "timed_epochs", "peak_mib")
 GRID_FIELDS = (

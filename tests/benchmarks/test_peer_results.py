@@ -44,6 +44,7 @@ MEASURED = {
     "flops_per_sample": 1.0,
     "test_accuracy": 90.0,
     "validation_accuracy": 91.0,
+    "last_loss": 0.1,
     "train_seconds": None,
     "energy_j": None,
     "timed_epochs": None,

@@ -29,7 +29,7 @@ METHODS = (
 FIELDS = (
     *("method", "parent", "seed", "epochs", "trainable_params", "total_params", "flops_per_sample", "test_accuracy"),
     *("train_seconds", "energy_j", "timed_epochs", "peak_mib"),
-    *("target", "learning_rate", "weight_decay", "commit", "compiled", "fused"),
+    *("target", "learning_rate", "weight_decay", "commit", "compiled", "fused", "validation_accuracy", "last_loss"),
 )
 
 GRID = {  # the record of the grid's only point

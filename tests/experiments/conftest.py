@@ -1,4 +1,4 @@
-"""What the tests of the experiments share: the scripts can be imported, and CIFAR-10 of a few random images."""
+"""What the tests of the experiments share: the scripts can be imported, CIFAR-10 and MNIST of a few random images."""
 
 from __future__ import annotations
 
@@ -25,3 +25,15 @@ def folder(tmp_path: Path) -> Path:
         pixels = torch.randint(256, (4, 3072), dtype=torch.uint8)
         (target / f"{name}.bin").write_bytes(bytes(torch.cat([labels, pixels], 1).flatten().tolist()))
     return target.parent
+
+
+@pytest.fixture
+def mnist(tmp_path: Path) -> Path:
+    """MNIST as its four files, of random images: 63 to train on, 7 to validate on, 6 to test on."""
+    torch.manual_seed(0)
+    for name, size in (("train", 70), ("t10k", 6)):
+        pixels, labels = torch.randint(256, (size, 28, 28), dtype=torch.uint8), torch.randint(10, (size,))
+        for kind, values in (("images-idx3", pixels), ("labels-idx1", labels)):
+            head = bytes([0, 0, 8, values.ndim]) + b"".join(side.to_bytes(4) for side in values.shape)
+            (tmp_path / f"{name}-{kind}-ubyte").write_bytes(head + bytes(values.flatten().tolist()))
+    return tmp_path

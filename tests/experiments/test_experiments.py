@@ -176,17 +176,11 @@ def test_robustness_runs_that_branch_off_a_parent_are_as_if_they_had_trained_it(
     assert {name for name in whole if branched[name] != whole[name]} <= taken
 
 
-def test_the_hidden_dimensions_of_the_mnist_network_are_counted(tmp_path: Path) -> None:
+def test_the_hidden_dimensions_of_the_mnist_network_are_counted(mnist: Path) -> None:
     import mnist_width
     from runs import Job, run
 
-    torch.manual_seed(0)
-    for name, size in (("train", 70), ("t10k", 6)):
-        pixels, labels = torch.randint(256, (size, 28, 28), dtype=torch.uint8), torch.randint(10, (size,))
-        for kind, values in (("images-idx3", pixels), ("labels-idx1", labels)):
-            head = bytes([0, 0, 8, values.ndim]) + b"".join(side.to_bytes(4) for side in values.shape)
-            (tmp_path / f"{name}-{kind}-ubyte").write_bytes(head + bytes(values.flatten().tolist()))
-    settings = dataclasses.replace(mnist_width.settings(20, 0, tmp_path), epochs=5)
+    settings = dataclasses.replace(mnist_width.settings(20, 0, mnist), epochs=5)
     record = run(Job("width 20", settings, at_the_end=mnist_width.dimensions))
     assert record["width"] == 20
     assert record["samples"] == 63

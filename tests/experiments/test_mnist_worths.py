@@ -1,0 +1,43 @@
+"""Budgets of a dense network, tight and loose: arms have the size that they are compared at, and the page shows them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "planner.md"
+
+
+def test_the_page_shows_the_results() -> None:
+    import mnist_worths
+
+    records = json.loads((mnist_worths.RESULTS / "mnist_worths.json").read_text())["records"]
+    assert mnist_worths.table(records) in PAGE.read_text()
+
+
+def test_every_run_is_there_once_and_meets_its_size() -> None:
+    import mnist_worths
+
+    records = json.loads((mnist_worths.RESULTS / "mnist_worths.json").read_text())["records"]
+    keys = [(record["network"], record["seed"]) for record in records]
+    assert len(keys) == len({*keys}) == 3 * (1 + 4 * len(mnist_worths.SHARES))
+    whole = mnist_worths.parameters(mnist_worths.WIDTH)
+    for record in records:
+        name, _, share = record["network"].partition(" ")
+        limit = whole if name == "parent" else float(share) * whole
+        assert 0.9 * limit < record["trainable_params"] <= limit  # steps of eight leave something
+
+
+@pytest.mark.parametrize("arm", ["hedged 0.1", "narrow 0.05"])
+def test_an_arm_trains(mnist: Path, arm: str) -> None:
+    import mnist_worths
+    from runs import run
+
+    job = next(job for job in mnist_worths.jobs(0, mnist) if job.network == arm)
+    record = run(replace(job, settings=replace(job.settings, epochs=2, batch=4)))
+    assert record is not None
+    assert list(record) == list(mnist_worths.KEPT)
+    assert record["trainable_params"] <= float(arm.split()[1]) * mnist_worths.parameters(mnist_worths.WIDTH)
