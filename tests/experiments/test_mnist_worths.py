@@ -1,4 +1,4 @@
-"""Budgets of a dense network, tight and loose: arms have the size that they are compared at, and the page shows them."""
+"""Budgets of a dense network, tight and loose: arms have the size that they are compared at, and the page shows it."""
 
 from __future__ import annotations
 
