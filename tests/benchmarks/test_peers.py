@@ -720,6 +720,17 @@ def test_the_order_has_every_run_that_is_asked_for_once() -> None:
     assert grid_of_parent < runs.index(final[0])
 
 
+@pytest.mark.parametrize("target", [1_094_154, 473_802])
+def test_networks_of_suggested_widths_meet_the_size_in_eights(target: int) -> None:
+    from peers.networks import planned_widths
+
+    plans = ROOT / "benchmarks" / "results" / "peers_plans.json"
+    name = next(name for name in json.loads(plans.read_text()) if f"-{target}-" in name)
+    model = planned_widths("wide_resnet20", {}, str(plans), name)
+    assert count(model).trainable == pytest.approx(target, rel=0.03)
+    assert not any(p.shape[0] % 8 for p in model.parameters() if p.ndim == 4)
+
+
 def test_the_plain_networks_of_the_comparison_have_its_sizes() -> None:
     from peers.networks import narrow
 

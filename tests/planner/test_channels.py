@@ -22,6 +22,7 @@ from pcn.planner.channels import Answer, cheapest, with_channels
 from pcn.planner.items import Items
 from pcn.planner.question import Question
 from pcn.planner.reading import Reading
+from pcn.planner.staying import NO_USE, RANKS_ALONE, WORTH_MORE, why_outputs_stay
 from pcn.plans.prospect import prospect
 from pcn.report.toml import same_run
 from pcn.training import Settings
@@ -187,6 +188,43 @@ def test_with_room_for_everything_nothing_goes(kind: str) -> None:
     plan = pcn.make_plan(case(kind, 0).model, case(kind, 0).stats, pcn.Budget(1.0, step=2, drop_channels=True))
     assert not plan.slices
     assert not plan.transformed
+    said = {layer.output_reason for layer in plan.layers.values()}
+    assert NO_USE in said
+    assert "its channels are visible in the model's output" in said
+
+
+@settings(max_examples=20, deadline=None)
+@given(CASES, budgets())
+def test_a_layer_that_loses_no_outputs_says_why(case: Case, budget: pcn.Budget) -> None:
+    try:
+        plan = pcn.make_plan(case.model, case.stats, budget, graph=case.graph)
+    except pcn.ConfigError:
+        return
+    for layer in plan.layers.values():
+        assert layer.kept_outputs < layer.out_features or layer.output_reason
+        assert "None" not in (layer.output_reason or "")
+
+
+def test_why_no_channel_goes_is_in_the_table() -> None:
+    model, _, stats, graph = case("dense", 0)
+    plans = {
+        (share, drops): pcn.make_plan(model, stats, pcn.Budget(share, step=2, drop_channels=drops), graph=graph)
+        for share in (0.4, 0.9)
+        for drops in (True, False)
+    }
+    assert not any(plan.slices for plan in plans.values())
+    assert f"fc2: outputs stay: {WORTH_MORE}" in str(plans[0.9, True])
+    assert f"outputs stay: {RANKS_ALONE}" in str(plans[0.4, True])
+    assert "fc3: outputs stay: its channels are visible in the model's output" in str(plans[0.4, True])
+    assert "outputs" not in str(plans[0.4, False])
+
+
+def test_steps_that_let_no_channel_go_are_named() -> None:
+    *_, stats, graph = case("residual", 0)
+    question, alone, both = answers(case("residual", 0), pcn.Budget(0.9, step=2, drop_channels=True))
+    assert both.dropped is not None
+    said = why_outputs_stay(Items(question, alone.served, stats, graph), None, {}, tried=False)
+    assert said["3.first"] == "none could go in steps of 2 that are worth less than ranks"
 
 
 @pytest.mark.parametrize("params", [0.45, 0.6])
@@ -287,6 +325,9 @@ def test_layers_with_rules_and_frozen_ones_keep_their_channels() -> None:
     plan = pcn.make_plan(model, stats, pcn.Budget(0.5, step=2, drop_channels=True, config=config), graph=graph)
     assert not plan.layers["3.first"].changed
     assert plan.layers["4.first"].rank == 4
+    assert plan.layers["3.first"].output_reason == "its weight is frozen"
+    assert plan.layers["4.first"].output_reason == "a rule says what is kept there"
+    assert "reads it, and its weight is frozen" in (plan.layers["0"].output_reason or "")
     assert (plan.layers["4.first"].kept_inputs, plan.layers["4.first"].kept_outputs) == (12, 10)
 
 

@@ -65,7 +65,7 @@ def test_a_uniform_plan_suggests_a_uniformly_narrower_network() -> None:
     assert widths["fc"] == 10
     ratios = [width / plan.layers[name].out_features for name, width in widths.items() if name != "fc"]
     assert all(0.45 <= ratio <= 0.55 for ratio in ratios)
-    assert list(widths.values()) == [*[33] * 8, 65, *[64] * 6, *[128] * 7, 10]
+    assert list(widths.values()) == [*[32] * 8, *[64] * 7, *[128] * 7, 10]
     plan.narrowed(pcn.trace(model, example), widths).reshape_(model)
     assert count(model).trainable == pytest.approx(1_094_154, rel=0.03)
 
@@ -90,7 +90,7 @@ def test_behind_a_flatten_every_direction_asks_for_a_channel(ranks: tuple[int, i
     """The last convolution's width is to the rank of its reader as those before it are, unless they have no more."""
     producers, readers = ("conv1", "conv2", "conv3", "conv4"), ("conv2", "conv3", "conv4", "fc1")
     plan, graph = conv4_plan(**dict(zip(readers, ranks, strict=True)), fc2=64), conv4()[1]
-    widths = plan.suggest_widths(graph)
+    widths = plan.suggest_widths(graph, step=1)
     assert 0.97 * plan.trainable_after <= plan.narrowed(graph, widths).trainable_after <= plan.trainable_after
     asked = dict(zip(producers, ranks, strict=True))
     # A width is rounded, and may be one more where that still fits.
@@ -108,7 +108,7 @@ def test_ranks_as_a_planner_gives_them_to_conv4_let_no_layer_shrink_to_a_few_cha
 def test_more_rank_behind_a_flatten_suggests_no_fewer_channels() -> None:
     ranks = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 8192)
     plans = [conv4_plan(conv2=32, conv3=32, conv4=32, fc1=rank, fc2=48) for rank in ranks]
-    widths = [plan.suggest_widths(conv4()[1])["conv4"] for plan in plans]
+    widths = [plan.suggest_widths(conv4()[1], step=1)["conv4"] for plan in plans]
     assert widths == sorted(widths)
     assert widths[-1] == 128
 
@@ -127,8 +127,89 @@ def test_channels_that_a_plan_drops_are_not_asked_for_behind_a_flatten() -> None
     config = pcn.PCNConfig(rank=None, layers=dropping, skip_larger=False)
     plan = pcn.make_plan(model, None, config, graph=graph, example=example)
     assert plan.layers["fc1"].kept_inputs == 16 * 64
-    widths = plan.suggest_widths(graph)
+    widths = plan.suggest_widths(graph, step=1)
     assert widths["conv4"] == pytest.approx(widths["conv3"] / 2, abs=1)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.tuples(st.integers(8, 64), st.integers(8, 64), st.integers(16, 128), st.integers(16, 128)), st.integers(4, 8))
+def test_widths_are_in_steps_as_far_as_the_size_allows(ranks: tuple[int, int, int, int], classifier: int) -> None:
+    """Few layers at most make up for what steps of eight leave, and the size is the plan's within three percent."""
+    plan = conv4_plan(**dict(zip(("conv2", "conv3", "conv4", "fc1"), ranks, strict=True)), fc2=64, output=classifier)
+    widths = plan.suggest_widths(conv4()[1])
+    narrow = plan.narrowed(conv4()[1], widths)
+    assert 0.97 * plan.trainable_after <= narrow.trainable_after <= plan.trainable_after
+    assert sum(width % 2 for width in widths.values()) <= 2
+    assert widths["fc2"] >= 10  # which ten classes are told from
+
+
+def test_a_classifier_reads_as_many_channels_as_it_has_classes() -> None:
+    """Eight directions of 256 ask for five channels of a plain network, and ten classes for ten."""
+    plan = conv4_plan(conv2=40, conv3=40, conv4=48, fc1=64, fc2=64, output=8)
+    assert plan.suggest_widths(conv4()[1], step=1)["fc2"] == 10
+    assert plan.suggest_widths(conv4()[1])["fc2"] in (10, 12)
+
+
+class Heads(nn.Module):
+    """Classes told from positions, from two layers side by side, through a softmax, and beside a number."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.a, self.b, self.number = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 1)
+        self.head = nn.Linear({"positions": 4 * 64, "beside": 128}.get(kind, 64), 10)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        a = self.a(x).relu()
+        b = self.b(a).relu()
+        if self.kind == "positions":
+            return self.head(b.unsqueeze(-1).repeat(1, 1, 4).flatten(1))
+        if self.kind == "beside":
+            return self.head(torch.cat([a, b], 1))
+        return self.head(b).log_softmax(-1) if self.kind == "softmax" else (self.head(b), self.number(b))
+
+
+@pytest.mark.parametrize(("kind", "least"), [("positions", 3), ("beside", 5), ("softmax", 10), ("two", 10)])
+def test_what_a_classifier_reads_is_counted_as_it_reads_it(kind: str, least: int) -> None:
+    model, x = Heads(kind), torch.randn(2, 64)
+    graph = pcn.trace(model, x)
+    ranks = {"a": 16, "b": 16, "head": 1, "number": 1}
+    rules = {name: pcn.LayerRule(rank=rank) for name, rank in ranks.items() if f"{name}.weight" in graph.tensors}
+    config = pcn.PCNConfig(rank=None, layers=rules, skip_larger=False)
+    plan = pcn.make_plan(model, None, config, graph=graph, example=x)
+    widths = plan.suggest_widths(graph, step=1)
+    assert least <= widths["b"] <= least + 1
+    assert widths["a"] > least
+
+
+def test_outputs_that_would_leave_the_others_little_ask_for_no_channel_each() -> None:
+    """An autoencoder's hidden layers stay in proportion: its many outputs are no classes."""
+    sizes, x = (64, 96, 96, 64), torch.ones(1, 64)
+    model = nn.Sequential(*(part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())))
+    graph = pcn.trace(model, x)
+    plan = pcn.make_plan(model, None, pcn.PCNConfig(rank=0.1, skip_larger=False), graph=graph, example=x)
+    widths = plan.suggest_widths(graph, step=1)
+    assert widths["2"] == pytest.approx(widths["0"], abs=2)
+
+
+@pytest.mark.parametrize("step", [0, -8, 2.0, True, None])
+def test_steps_that_are_none_are_refused(step: object) -> None:
+    _, _, plan, graph = planned("residual", 0.4)
+    with pytest.raises(pcn.ConfigError, match=r"step=.*whole number of at least 1"):
+        plan.suggest_widths(graph, step=step)
+
+
+def test_steps_of_ones_own_are_kept_to() -> None:
+    model = models.build("wide_resnet20").to("meta")
+    example = torch.empty(2, 3, 32, 32, device="meta")
+    graph = pcn.trace(model, example)
+    plan = pcn.make_plan(model, None, pcn.PCNConfig(rank=0.3, skip_larger=False), graph=graph, example=example)
+    for step in (4, 16, 12):
+        widths = plan.suggest_widths(graph, step=step)
+        off = [width for name, width in widths.items() if width % step and width < plan.layers[name].out_features]
+        assert len(off) <= 4
+        narrow = plan.narrowed(graph, widths)
+        assert 0.97 * plan.trainable_after <= narrow.trainable_after <= plan.trainable_after
 
 
 class Flattened(nn.Module):

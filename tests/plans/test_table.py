@@ -14,7 +14,7 @@ def test_a_tracing_error_is_said_once_with_the_layers_that_it_holds_for() -> Non
     text = str(plan)
     assert len(plan.transformed) == 3
     assert text.count("torch.export cannot follow") == 1
-    assert "  body.fc1, body.fc2, body.fc3: outputs: torch.export cannot follow Branching" in text
+    assert "  body.fc1, body.fc2, body.fc3: outputs stay: torch.export cannot follow Branching" in text
     assert max(map(len, text.split("\n\n")[0].splitlines())) < 80  # the table itself stays narrow
 
 

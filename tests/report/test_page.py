@@ -134,6 +134,49 @@ def test_the_slider_gives_what_the_planner_gives_after_a_run_with_patterns(
     assert browser.problems() == []
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"basis": "response", "order": "project_first", "precondition": 0.5},
+        {"basis": "random", "precondition": 0.0},
+        {"order": "kept_block"},
+        {"precondition": 1.0, "train_basis": True},
+        {"keep_dropped": True, "kernel_rank": 2},
+    ],
+)
+def test_the_configuration_that_is_handed_back_says_how_the_run_s_does(
+    browser: Browser, page: Page, tmp_path: Path, how: dict[str, object]
+) -> None:
+    config = pcn.PCNConfig(rank=pcn.ExplainedVariance(0.9), **how)
+    plan = page.plan(config)
+    browser.visit(write_report(tmp_path / "report.html", of(page.stats, plan, config)))
+    assert eval(browser.text("#python"), {"pcn": pcn}) == config
+    assert check_against_planner(browser, page) == plan
+    browser.press("#slider", "ArrowRight", 9)
+    browser.click("#skip")
+    check_against_planner(browser, page)
+    assert browser.problems() == []
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_what_is_left_of_a_budget_is_said_below_the_numbers(
+    browser: Browser, page: Page, tmp_path: Path, side: str
+) -> None:
+    plan = pcn.make_plan(page.model, page.stats, pcn.Budget(params=0.9, flops=0.5), graph=page.graph)
+    assert plan.unspent is not None
+    browser.visit(write_report(tmp_path / "report.html", of(page.stats, plan)), phone=SIDES[side])
+    assert browser.text("#unspent") == f"Of the budget, {plan.unspent}."
+    above, below, next_part = (
+        browser.evaluate(f"document.querySelector('{each}').getBoundingClientRect().top")
+        for each in ("#headline", "#unspent", "#explore")
+    )
+    assert above < below < next_part
+    assert browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    browser.visit(page.path)
+    assert browser.evaluate("document.querySelector('#unspent').offsetParent") is None  # nothing was left, or no budget
+    assert browser.problems() == []
+
+
 def test_thresholds_on_variance_and_layers_that_would_get_larger(browser: Browser, page: Page) -> None:
     browser.visit(page.path)
     browser.click("#mode-variance")

@@ -36,7 +36,8 @@ class ChannelGraph:
     """The coupling of a model's channels, at inference and in training.
 
     ``tensors`` gives, for every parameter and buffer, the channel class of each index along each dimension: what
-    shares a class is kept or dropped together. ``pinned`` says why a class must stay.
+    shares a class is kept or dropped together. ``pinned`` says why a class must stay; those that are ``visible`` are in
+    what the model puts out at inference.
     """
 
     tensors: dict[str, tuple[Tensor, ...]]
@@ -49,6 +50,7 @@ class ChannelGraph:
     positions: dict[str, tuple[int, int]] = field(default_factory=dict)
     norm_after: dict[str, str] = field(default_factory=dict)  # layer -> the batch norm that alone reads its output
     directly_read: Reads = field(default_factory=Reads)  # who uses a layer's weight without calling it
+    visible: frozenset[int] = frozenset()
 
 
 def check_graph(graph: object) -> None:
@@ -100,6 +102,7 @@ def trace(model: nn.Module, example: Any, *, forward: Forward | None = None) -> 
         {layer: found for layer, found in walk.positions.items() if layer not in walk.uncounted},
         walk.norms_of_one(),
         replace(seen, by=seen.by | read),
+        frozenset(int(cls) for label in walk.visible for cls in classes[label].unique()),
     )
 
 

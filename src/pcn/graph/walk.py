@@ -56,6 +56,7 @@ class Walk:
         self.norm_after: dict[str, str] = {}
         self.norm_calls: Counter[str] = Counter()
         self.directly_read: dict[str, str] = {}
+        self.visible: list[Tensor] = []  # the channels of what the model puts out
 
     def run(self, program: ExportedProgram) -> None:
         named = sources(program, self.model)
@@ -205,6 +206,7 @@ class Walk:
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, Carried):
                 self.atoms.pin_all(item, "its channels are visible in the model's output")
+                self.visible += [label for label in item.labels if label is not None]
 
 
 def as_op(node: fx.Node) -> str:

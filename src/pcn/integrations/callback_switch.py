@@ -68,6 +68,7 @@ class CallbackSwitch:
             self._batches = converted(self._given, convert)
             options = {**options, "example": _converted_example(options.get("example"), convert)}
         self._switch = Switch(model, optimizer, **options)
+        self._switch.expect_epochs()
         self._epoch, self._accuracy, self._logged = 0, None, None
         if state is not None:
             self._switch.load_state_dict(state["switch"])

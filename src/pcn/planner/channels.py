@@ -14,6 +14,7 @@ from pcn.graph import ChannelGraph
 from pcn.planner.allocation import Served
 from pcn.planner.items import Items
 from pcn.planner.question import Known, Question
+from pcn.planner.staying import why_outputs_stay
 from pcn.planner.unspent import unspent
 from pcn.plans.cutting import cut_failure, hard_coded
 from pcn.plans.wiring import Wiring
@@ -44,15 +45,16 @@ def with_channels(question: Question, known: Known, stats: Statistics, graph: Ch
     alone = Answer(question.answer(known))
     items = Items(question, alone.served, stats, graph)
     stuck: dict[int, str] = {}
-    best = _best(items, known, alone, stuck)
+    best, tried = _best(items, known, alone, stuck)
     while best.dropped is not None and (why := cut_failure(question.model, example, graph, best.dropped)) is not None:
         stuck |= hard_coded(question.model, example, graph, items.wiring.losing(best.dropped), best.dropped, why)
-        best = _best(items, known, alone, stuck)
-    return replace(best, reasons=_reasons(items.wiring, stuck), unspent=_unspent(items, known, best))
+        best, tried = _best(items, known, alone, stuck)
+    reasons = {**why_outputs_stay(items, best.dropped, stuck, tried), **_reasons(items.wiring, stuck)}
+    return replace(best, reasons=reasons, unspent=_unspent(items, known, best))
 
 
-def _best(items: Items, known: Known, alone: Answer, stuck: Mapping[int, str]) -> Answer:
-    """The answer that is worth most of all that are tried, that of ranks alone among them."""
+def _best(items: Items, known: Known, alone: Answer, stuck: Mapping[int, str]) -> tuple[Answer, bool]:
+    """The answer that is worth most of all that are tried, ranks alone among them, and whether others were."""
     answers = [alone]
     for share in SHARES:
         dropped = cheapest(items, share, stuck)
@@ -61,7 +63,7 @@ def _best(items: Items, known: Known, alone: Answer, stuck: Mapping[int, str]) -
             with suppress(ConfigError):  # forms that are larger than the layer may not fit
                 served = cut.answer(known, items.left(dropped))
                 answers.append(Answer(served, dropped, items.notes(dropped)))
-    return max(answers, key=lambda answer: answer.worth)
+    return max(answers, key=lambda answer: answer.worth), len(answers) > 1
 
 
 def _unspent(items: Items, known: Known, best: Answer) -> str | None:

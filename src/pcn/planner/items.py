@@ -82,21 +82,34 @@ class Items:
     @cached_property
     def cheap(self) -> Tensor:
         """The classes that may go and are worth less than ranks for their price, those first that are worth least."""
-        blocked = self._blocked()
-        free = torch.tensor([cls not in blocked for cls in range(self.wiring.class_count)])
+        free = torch.tensor([cls not in self.blocked for cls in range(self.wiring.class_count)])
         classes = (free & (self.price > 0) & (self.rates < self.next_rate)).nonzero().flatten()
         return classes[self.rates[classes].argsort(stable=True)]
 
-    def _blocked(self) -> set[int]:
-        """What must stay: also what layers put out, or read, that are frozen, have rules, or no form but the whole."""
-        question = self.question
-        fixed = {name for name in question.plan.layers if name not in question.names or len(question.offers[name]) < 2}
+    @cached_property
+    def blocked(self) -> dict[int, str]:
+        """Why classes must stay: also what layers put out, or read, that are frozen, have rules, or are but whole."""
+        question, config = self.question, self.question.budget.config
+        fixed = {name: why for name in question.plan.layers if (why := self._fixed(name)) is not None}
         layers = {name: replace(p, rank=None) if name in fixed else p for name, p in question.plan.layers.items()}
-        blocked = set(must_stay(replace(question.plan, layers=layers), question.budget.config, self.graph, self.wiring))
+        found = must_stay(replace(question.plan, layers=layers), config, self.graph, self.wiring)
+        own: dict[int, str] = {}
         for name, classes in self.wiring.outputs.items():
-            if question.budget.config.fixes(name) or question.plan.layers[name].frozen:
-                blocked.update(classes.tolist())
-        return blocked
+            if config.fixes(name) or question.plan.layers[name].frozen:
+                own = dict.fromkeys(classes.tolist(), fixed[name]) | own
+        for name, classes in self.wiring.inputs.items():
+            if name in fixed:
+                own = dict.fromkeys(classes.tolist(), f"{name!r} reads it, and {fixed[name]}") | own
+        return {**found, **own, **self.graph.pinned}
+
+    def _fixed(self, name: str) -> str | None:
+        """Why what a layer reads must stay; None where it need not."""
+        question, layer = self.question, self.question.plan.layers[name]
+        if name in question.names:
+            return None if len(question.offers[name]) > 1 else "no smaller form of that layer is on offer"
+        if layer.frozen:
+            return "its weight is frozen"
+        return "a rule says what is kept there" if question.budget.config.fixes(name) else layer.reason or "it stays"
 
     def left(self, dropped: Tensor) -> dict[str, Tensor]:
         """The share of its worth that every reader of dropped classes keeps, by rank."""

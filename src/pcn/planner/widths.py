@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -11,80 +13,62 @@ from torch import Tensor
 from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
 from pcn.planner.narrowing import first_kept, frozen_pinned
+from pcn.planner.proportion import Group, fewest, in_proportion
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 from pcn.plans.wiring import Wiring, wiring_of
 
-HALVINGS = 40  # of the interval in which the common factor is searched
+ENOUGH = 0.98  # of the plan's size; below it, what steps leave is handed out in finer ones
 NAMED = 3  # layers that a message names
 
 
-def suggest_widths(plan: Plan, graph: ChannelGraph) -> dict[str, int]:
+def suggest_widths(plan: Plan, graph: ChannelGraph, step: int) -> dict[str, int]:
     """Return outputs for every layer so that a plain network of these widths trains about as much as the plan's.
 
     Channels that belong together get one width: in proportion to the directions that the layers which read them keep, a
     channel for each, large layers counting more, and never more than they have. Where layers share only some channels,
-    small ones come first. Channels that must stay, stay, and so does all that layers with frozen weights put out or
-    read; when they leave nothing of the plan's size to the others, that is an error.
+    small ones come first. Widths are multiples of ``step`` where they hold two of them and the size can be met so, and
+    the model's last layer reads at least as many channels as it has outputs (see :func:`in_proportion`). Channels that
+    must stay, stay, and so does all that layers with frozen weights put out or read; when they leave nothing of the
+    plan's size to the others, that is an error.
     """
+    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+        raise ConfigError(f"step={step!r}: give a whole number of at least 1")
     wiring = wiring_of(plan, graph)
     graph = frozen_pinned(plan, graph, wiring)
-    groups = _groups(plan, graph, wiring)
+    shared = _shared(plan, graph, wiring, step)
+    groups = [each.group for each in shared]
 
     def kept(counts: Sequence[int]) -> Tensor:
-        return first_kept(wiring, _widths(wiring, groups, counts), graph.pinned)
+        return first_kept(wiring, _widths(wiring, shared, counts), graph.pinned)
 
-    def trained(counts: Sequence[int]) -> int:
+    @cache  # many factors give the same numbers
+    def trained_by(counts: tuple[int, ...]) -> int:
         return _trained(plan, wiring, kept(counts))
 
-    least = [group.kept(_smallest(groups)) for group in groups]
-    if trained(least) > plan.trainable_after:
-        raise ConfigError(_too_small(plan, graph, wiring, groups, trained(least)))
-    counts = _largest(groups, lambda counts: trained(counts) <= plan.trainable_after)
-    left = kept(counts)
+    def trained(counts: Sequence[int]) -> int:
+        return trained_by(tuple(counts))
+
+    least = trained(fewest(groups))
+    if least > plan.trainable_after:
+        raise ConfigError(_too_small(plan, graph, wiring, shared, least))
+    left = kept(in_proportion(groups, trained, plan.trainable_after, enough=ENOUGH * plan.trainable_after))
     return {name: int(left[classes].sum()) for name, classes in wiring.outputs.items()}
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Channel classes that share a width, and the share of it that their readers want."""
+class _Shared:
+    """Channel classes that share a width, and how many of them are asked for."""
 
     classes: Tensor
-    share: float
-
-    def kept(self, factor: float) -> int:
-        """How many of its channels are kept when every wish is multiplied by a factor."""
-        return min(round(factor * self.share * len(self.classes)), len(self.classes))
+    group: Group
 
 
-def _smallest(groups: Sequence[_Group]) -> float:
-    """The factor above which every group keeps a channel, and no single one where the plan keeps more directions."""
-    wishes = [group.share * len(group.classes) for group in groups]
-    return max(((0.501 if wish < 1.5 else 1.501) / wish for wish in wishes), default=0.0)
-
-
-def _largest(groups: Sequence[_Group], fits: Callable[[Sequence[int]], bool]) -> list[int]:
-    """The most channels of the groups that fit: all in proportion, then one more wherever that fits too."""
-    low, high = _smallest(groups), 1.0 / min((group.share for group in groups), default=1.0)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if fits([group.kept(middle) for group in groups]):
-            low = middle
-        else:
-            high = middle
-    counts = [group.kept(low) for group in groups]
-    for index, group in enumerate(groups):
-        more = [*counts[:index], counts[index] + 1, *counts[index + 1 :]]
-        if more[index] <= len(group.classes) and fits(more):
-            counts = more
-    return counts
-
-
-def _too_small(plan: Plan, graph: ChannelGraph, wiring: Wiring, groups: Sequence[_Group], least: int) -> str:
+def _too_small(plan: Plan, graph: ChannelGraph, wiring: Wiring, shared: Sequence[_Shared], least: int) -> str:
     """Say which channels leave nothing to the others, and which size would do."""
     fixed = torch.ones(graph.class_count, dtype=torch.bool)
-    for group in groups:
-        fixed[group.classes] = False
+    for each in shared:
+        fixed[each.classes] = False
     taken = {name: _plain(plan.layers[name], wiring, fixed) for name in wiring.outputs}
     held = [name for name in sorted(taken, key=lambda name: -taken[name]) if fixed[wiring.outputs[name]].any()]
     why = (f"{name!r} ({_reason(graph, wiring.outputs[name])})" for name in held[:NAMED])
@@ -99,18 +83,35 @@ def _reason(graph: ChannelGraph, classes: Tensor) -> str:
     return next((graph.pinned[cls] for cls in classes.tolist() if cls in graph.pinned), "no layer reads them")
 
 
-def _groups(plan: Plan, graph: ChannelGraph, wiring: Wiring) -> list[_Group]:
-    wished, weights = torch.zeros(2, graph.class_count, dtype=torch.float64)
+def _shared(plan: Plan, graph: ChannelGraph, wiring: Wiring, step: int) -> list[_Shared]:
+    wished, weights, least = torch.zeros(3, graph.class_count, dtype=torch.float64)
+    last = _last_layers(graph, wiring)
     for name, classes in wiring.inputs.items():
         layer, read = plan.layers[name], classes.unique()
         wished[read] += _share(layer, wiring.channels_read(name)) * layer.size_before
         weights[read] += layer.size_before
-    found: list[_Group] = []
+        if name in last and len(wiring.outputs[name]) <= len(classes):
+            least[read] = least[read].clamp(min=len(wiring.outputs[name]) / len(classes))
+    found: list[_Shared] = []
     for members in wiring.coupled():
         classes = torch.tensor(sorted(members))
         if members.isdisjoint(graph.pinned) and bool((weights[classes] > 0).all()):
-            found.append(_Group(classes, float((wished[classes] / weights[classes]).mean())))
+            together = max(wiring.sizes[cls] for cls in members)  # channels of a layer that go at once
+            group = Group(
+                channels=len(classes),
+                share=float((wished[classes] / weights[classes]).mean()),
+                least=math.ceil(len(classes) * float(least[classes].max())),
+                step=step // math.gcd(step, together),
+            )
+            found.append(_Shared(classes, group))
     return found
+
+
+def _last_layers(graph: ChannelGraph, wiring: Wiring) -> set[str]:
+    """The layers whose outputs are the model's, and that no layer reads: classifiers, as far as a graph can tell."""
+    read = {cls for classes in wiring.inputs.values() for cls in classes.tolist()}
+    ends = graph.visible - read
+    return {name for name, classes in wiring.outputs.items() if ends.issuperset(classes.tolist())}
 
 
 def _share(layer: LayerPlan, channels: int) -> float:
@@ -125,11 +126,11 @@ def _share(layer: LayerPlan, channels: int) -> float:
     return min(layer.rank * layer.groups, left) / channels
 
 
-def _widths(wiring: Wiring, groups: Sequence[_Group], counts: Sequence[int]) -> dict[str, int]:
+def _widths(wiring: Wiring, shared: Sequence[_Shared], counts: Sequence[int]) -> dict[str, int]:
     """For every layer as much of its width as is kept of its group; all where it is in none."""
     shares = torch.ones(wiring.class_count, dtype=torch.float64)
-    for group, count in zip(groups, counts, strict=True):
-        shares[group.classes] = count / len(group.classes)
+    for each, count in zip(shared, counts, strict=True):
+        shares[each.classes] = count / len(each.classes)
     return {name: round(float(shares[classes].sum())) for name, classes in wiring.outputs.items()}
 
 

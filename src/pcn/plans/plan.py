@@ -129,11 +129,14 @@ class Plan:
         reshape_(self, model)
         return self
 
-    def suggest_widths(self, graph: ChannelGraph) -> dict[str, int]:
-        """Outputs of every layer for a plain, narrower network of about the same size (graph: :func:`pcn.trace`)."""
+    def suggest_widths(self, graph: ChannelGraph, *, step: int = 8) -> dict[str, int]:
+        """Outputs of every layer for a plain, narrower network of about the same size (graph: :func:`pcn.trace`).
+
+        They are multiples of ``step`` where layers are wide enough and the size can be met so.
+        """
         from pcn.planner.widths import suggest_widths
 
-        return suggest_widths(self, graph)
+        return suggest_widths(self, graph, step)
 
     def narrowed(self, graph: ChannelGraph, widths: Mapping[str, int]) -> Plan:
         """The plan of that plain network: ``reshape_`` cuts a newly built model to it, to be trained from scratch."""

@@ -64,7 +64,8 @@ def remarks(plan: Plan) -> dict[str, list[str]]:
         if layer.changed and layer.note:
             found.setdefault(layer.note, []).append(layer.name)
         if layer.changed and layer.output_reason:
-            found.setdefault(f"outputs: {layer.output_reason}", []).append(layer.name)
+            stay = " stay" if layer.kept_outputs == layer.out_features else ""
+            found.setdefault(f"outputs{stay}: {layer.output_reason}", []).append(layer.name)
     return found
 
 

@@ -12,10 +12,12 @@ from pcn.rank_rules import ExplainedVariance, Rank, Threshold
 from pcn.report import headline
 from pcn.report.history import history_of
 from pcn.report.layers import layer_rows
+from pcn.report.toml import same_run, toml_value
 from pcn.statistics import Statistics
 from pcn.training.spectra import Spectra, spectra_of
 
 Report = dict[str, Any]
+HOW = ("order", "basis", "precondition", "train_basis", "keep_dropped")  # settings of pcn train, too
 NOTHING: Spectra = {"layers": {}, "left_alone": {}, "activations": {}, "epoch": None}
 NO_SPECTRA = "No spectra were kept, so there is nothing to try: train with measure_every of at least 1."
 
@@ -49,7 +51,6 @@ def of(
 def of_run(folder: Path | str) -> Report:
     """The report of a run's folder, be the run finished or not."""
     from pcn.report.run_files import read_run
-    from pcn.report.toml import same_run
     from pcn.training.requests import pcn_config
     from pcn.training.switch_time import parse_switch
 
@@ -80,16 +81,21 @@ def _report(
     config: PCNConfig,
     headline: list[dict[str, Any]],
     history: dict[str, Any],
-    toml: str = 'switch_at = "accuracy slows"\n',
+    toml: str | None = None,
     test_accuracy: float | None = None,
 ) -> Report:
     from pcn import __version__
 
+    how = _how(config)
+    if toml is None:
+        lines = {"switch_at": "accuracy slows", **how}
+        toml = "".join(f"{name} = {toml_value(value)}\n" for name, value in lines.items())
     return {
         "version": __version__,
         "title": title,
         "facts": facts,
         "headline": headline,
+        "unspent": None if plan is None else plan.unspent,
         "accuracy": _accuracy(history, test_accuracy),
         "history": history,
         "layers": layer_rows(spectra, plan, config),
@@ -103,10 +109,16 @@ def _report(
             "skip_larger": config.skip_larger,
             "multiple_of": config.multiple_of,
             "kernel_rank": config.kernel_rank,
+            "how": how,
         },
         "toml": toml,
         "missing": None if spectra["activations"] else NO_SPECTRA,
     }
+
+
+def _how(config: PCNConfig) -> dict[str, Any]:
+    """What a configuration says of how layers are changed, whatever their ranks, where it is not the default."""
+    return {name: value for name in HOW if (value := getattr(config, name)) != getattr(PCNConfig(), name)}
 
 
 def _short(name: str) -> str:

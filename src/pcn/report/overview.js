@@ -15,6 +15,8 @@ function showHeadline() {
     tiles.push(tile(label, `${(test === null ? last : test).toFixed(2)}%`, { note }));
   }
   byId('headline').append(...tiles);
+  byId('unspent').hidden = data.unspent === null;
+  byId('unspent').textContent = data.unspent === null ? '' : `Of the budget, ${data.unspent}.`;
 }
 
 function showHistory() {

@@ -38,33 +38,43 @@ function sum(numbers) {
   return numbers.reduce((total, number) => total + number, 0);
 }
 
-// Sizes of a layer with a rank, or as it is with null.
-function sizesOf(layer, rank) {
+// Sizes of a layer with a rank, or as it is with null. `how` holds what is not usual: bases that are trained too, and
+// weights outside of them that stay, frozen, and do not count where a layer is asked whether it got smaller.
+function sizesOf(layer, rank, how) {
   const width = layer.inputs / layer.groups;
   const known = layer.out_positions !== null && layer.in_positions !== null;
   if (rank === null) {
-    return { trainable: layer.trainable, stored: layer.trainable, flops: known ? layer.flops : null };
+    return { trainable: layer.trainable, stored: layer.trainable, own: layer.trainable, flops: known ? layer.flops : null };
   }
-  const trainable = layer.outputs * (rank * layer.trained_taps + 1);
-  const operations = layer.out_positions * layer.outputs * rank * layer.taps + layer.in_positions * layer.inputs * rank;
+  const core = layer.outputs * (rank * layer.trained_taps + 1);
+  const basis = layer.inputs * (rank + 1);
   const patterns = layer.trained_taps < layer.taps ? layer.groups * rank * (layer.trained_taps + 1) * layer.taps : 0;
-  return { width, trainable, stored: trainable + layer.inputs * (rank + 1) + patterns, flops: known ? 2 * operations : null };
+  const frozen = how.keep_dropped ? layer.outputs * width * layer.taps : 0;
+  const own = core + basis + patterns;
+  const operations = layer.out_positions * (layer.outputs * rank * layer.taps + frozen) + layer.in_positions * layer.inputs * rank;
+  return {
+    width,
+    trainable: core + (how.train_basis ? basis : 0),
+    stored: own + frozen,
+    own,
+    flops: known ? 2 * operations : null,
+  };
 }
 
-function planLayer(layer, activations, choice) {
-  const alone = (reason) => ({ rank: null, reason, exact: true, variance: 1, ...sizesOf(layer, null) });
+function planLayer(layer, activations, choice, how) {
+  const alone = (reason) => ({ rank: null, reason, exact: true, variance: 1, ...sizesOf(layer, null, how) });
   if (layer.fixed !== null) return alone(layer.fixed);
   const activation = activations[layer.activation];
   const { rank, exact } = rankOf(activation, choice.rule, choice.multipleOf);
-  const sizes = sizesOf(layer, rank);
-  if (choice.skipLarger && sizes.stored >= layer.trainable) {
+  const sizes = sizesOf(layer, rank, how);
+  if (choice.skipLarger && sizes.own >= layer.trainable) {
     return alone(`rank ${rank} would not make it smaller, the basis included`);
   }
   return { rank, reason: null, exact, variance: varianceKept(activation, rank), ...sizes };
 }
 
 function planAll(data, choice) {
-  const layers = data.layers.map((layer) => planLayer(layer, data.activations, choice));
+  const layers = data.layers.map((layer) => planLayer(layer, data.activations, choice, data.config.how));
   const changed = layers.filter((layer) => layer.rank !== null);
   const total = (name) => (layers.some((layer) => layer[name] === null) ? null : sum(layers.map((layer) => layer[name])));
   const variances = changed.map((layer) => layer.variance);
@@ -91,6 +101,7 @@ function pythonConfig(data, choice) {
   if (!choice.skipLarger) lines.push('skip_larger=False');
   if (data.config.kernel_rank !== null) lines.push(`kernel_rank=${data.config.kernel_rank}`);
   if (choice.multipleOf !== 1) lines.push(`multiple_of=${choice.multipleOf}`);
+  Object.entries(data.config.how).forEach(([name, value]) => lines.push(`${name}=${value === true ? 'True' : JSON.stringify(value)}`));
   return lines.length === 1 ? `pcn.PCNConfig(${lines[0]})` : `pcn.PCNConfig(\n    ${lines.join(',\n    ')},\n)`;
 }
 

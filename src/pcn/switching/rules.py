@@ -40,6 +40,7 @@ class AfterEpoch:
     """
 
     epoch: int
+    counts_epochs = True
 
     def __post_init__(self) -> None:
         _check_count(self, self.epoch)
@@ -80,6 +81,7 @@ class AccuracySlows:
 
     share: float = 0.25
     needs_accuracy = True
+    counts_epochs = True
 
     def __post_init__(self) -> None:
         if not (is_number(self.share) and 0 < self.share <= 1):
@@ -112,6 +114,7 @@ class SubspacesSettle:
     within: float = 0.05
     patience: int = 2
     watches_subspaces = True
+    counts_epochs = True
 
     def __post_init__(self) -> None:
         if not (is_number(self.within) and 0 < self.within < 1):

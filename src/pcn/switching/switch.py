@@ -43,6 +43,7 @@ from pcn.switching.rules import (
     SwitchRule,
     as_switch_rule,
 )
+from pcn.switching.untold import Told, warn_when_gone
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -54,7 +55,8 @@ PURE = (AfterEpoch, AfterStep, AccuracySlows, SubspacesSettle)  # look at nothin
 class Switch:
     """Turns a model into its principal component network at the right moment of a training loop, once.
 
-    Call :meth:`after_epoch` after every epoch (and :meth:`after_step` after every step, for ``at=AfterStep(...)``).
+    Call :meth:`after_epoch` after every epoch (and :meth:`after_step` after every step, for ``at=AfterStep(...)``):
+    rules that count epochs come true in no other way. A switch that was told of steps alone says so when it is gone.
     ``optimizer`` is the one that trains the model, or a list of all that do. ``config`` may be a :class:`pcn.Budget`,
     and ``params`` is short for one of trainable parameters; ``ema`` is an averaged copy that follows; ``recalibrate``
     measures batch norm's running statistics anew, the copy's too; ``strict`` refuses optimizers whose state is lost,
@@ -94,6 +96,7 @@ class Switch:
     statistics: Statistics | None = field(default=None, init=False, repr=False)
     _seen: History = field(default_factory=History, init=False, repr=False)
     _fading: Fading | None = field(default=None, init=False, repr=False)
+    _told: Told = field(default_factory=Told, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._rule = as_switch_rule(self.at)
@@ -110,6 +113,7 @@ class Switch:
         self.plan = found if found is not None and found.changes_something else None  # a resumed run may have switched
         if self.plan is None:
             self._check_foreseen()
+        warn_when_gone(self, self._rule, self._told)
 
     def _check_foreseen(self) -> None:
         """Raise now what would show at the switch, epochs later."""
@@ -144,6 +148,7 @@ class Switch:
         counts.
         """
         epoch = checked_count("epoch", epoch)
+        self._told.epochs = True
         if self._fading is not None:
             self._fading.check_moves()
         if self.begun:
@@ -177,13 +182,17 @@ class Switch:
         """Call this after every optimizer step, with how many are done, for rules that count steps."""
         if self.plan is not None:
             return None
-        self._seen.step = checked_count("step", step)
+        self._seen.step = self._told.hear(checked_count("step", step))
         if self._fading is not None:
             return self._fade(self._fading, batches)
         due = bool(self._rule.due(self._seen.progress()))
         if type(self._rule) not in PURE:
             due = self._engine.ranks.from_one(lambda: due)
         return self._begin(batches, None) if due else None
+
+    def expect_epochs(self) -> None:
+        """Say that a framework tells every epoch, so that a run which is stopped in its first is no mistake."""
+        self._told.epochs = True
 
     def now(self, batches: Batches) -> Plan:
         """Switch at once, without fading; where that has begun, to the plan that it leads to."""
@@ -215,6 +224,7 @@ class Switch:
             self.plan = plan
         self._seen.load_state_dict(state)
         self._fading = fading
+        self._told.epochs |= self._seen.epoch > 0 or self.begun
 
     def look(self, batches: Batches) -> Statistics:
         """Measure what the layers read now, as the switch would; nothing changes."""
@@ -254,7 +264,7 @@ class Switch:
         self.statistics = found
         fading = Fading(*engine.agree(self._maker(found, batches), found), self.fade)
         engine.try_(fading.plan, fading.bases, found.example, strict=self.strict)  # what cannot work shows now
-        self._fading = fading
+        self._fading, self._told.epochs = fading, True
         return None
 
     def _fade(self, fading: Fading, batches: Batches) -> Plan | None:
@@ -282,6 +292,7 @@ class Switch:
         engine, norms = self._engine, self._recalibration(batches)
         before = engine.before_switch_()
         self.plan = engine.apply_(make, stats, strict=self.strict, then=norms.measure)
+        self._told.epochs = True
         norms.write_()
         engine.after_switch(before)
         return self.plan

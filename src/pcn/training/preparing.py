@@ -30,7 +30,7 @@ def switch_for(run: Trainer) -> Switch | None:
     check_in_time(settings, rule, run.steps_per_epoch)
     config, wish = pcn_config(settings), requested(settings)
     config.check_names(name for name, _, _ in transformable_layers(run.model))
-    return Switch(
+    switch = Switch(
         run.wrapped,
         run.optimizer if settings.carry_state else None,
         wish,
@@ -40,6 +40,8 @@ def switch_for(run: Trainer) -> Switch | None:
         measured=step_costs(run, wish),
         analysis=analysis_options(settings, config),
     )
+    switch.expect_epochs()
+    return switch
 
 
 def step_for(run: Trainer, inputs: Tensor, labels: Tensor) -> Step:
