@@ -96,6 +96,10 @@ BESIDE = {
     ("Budget", "flops"): "operations per sample in matrix products and convolutions, likewise",
     ("Budget", "step_ms"): 'milliseconds of a training step (5, `"0.5 ms"`), or a fraction of now (0.5, `"50%"`)',
     ("Budget", "memory_mib"): 'MiB that training holds (5, `"0.5 MiB"`), or a fraction of now (0.5, `"50%"`)',
+    (
+        "Budget",
+        "stored",
+    ): "all numbers that are stored, bases and running statistics too: a number, or a fraction of now",
     ("Switch", "measured"): "costs from `pcn.measure_costs`, for a budget of time or memory",
     ("Budget", "config"): "which layers may change, and all options; layers with a rule of their own keep to it",
 }

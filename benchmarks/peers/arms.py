@@ -193,6 +193,12 @@ ARMS: dict[str, dict[str, Any]] = {
         "drop_channels": True,
         **EVENLY_OF_CONV4,
     },
+    "conv4, patterns chosen, drops channels, stored as the paper's": {
+        **CONV4,
+        "patterns": True,
+        "drop_channels": True,
+        "stored": 317_910,
+    },
     "conv4, hedged": {**CONV4, "worth": "hedged"},
     "conv4, patterns chosen, hedged": {**CONV4, "patterns": True, "worth": "hedged"},
     "conv4, patterns chosen, drops channels, hedged": {

@@ -26,6 +26,7 @@ def compress_(
     flops: Limit = None,
     step_ms: Limit = None,
     memory_mib: Limit = None,
+    stored: Limit = None,
     optimizer: Optimizers = None,
     ema: nn.Module | None = None,
     forward: Forward | None = None,
@@ -34,11 +35,11 @@ def compress_(
 ) -> Plan:
     """Turn a model into its principal component network in place, and return the plan that was applied.
 
-    ``params``, ``flops``, ``step_ms`` and ``memory_mib`` are a budget (:class:`pcn.Budget`, which can be given whole in
-    place of the configuration): ranks are then chosen to fit it, and in a model that stands in train mode batch norm
-    counts as it does there, unless ``mode`` says otherwise (see :func:`pcn.analyze`). The optimizer, when given, goes
-    on with the new parameters; where several train the model, give a list of all. ``ema`` and ``strict`` are those of
-    :meth:`Plan.apply_`.
+    ``params``, ``flops``, ``step_ms``, ``memory_mib`` and ``stored`` are a budget (:class:`pcn.Budget`, which can be
+    given whole in place of the configuration): ranks are then chosen to fit it, and in a model that stands in train
+    mode batch norm counts as it does there, unless ``mode`` says otherwise (see :func:`pcn.analyze`). The optimizer,
+    when given, goes on with the new parameters; where several train the model, give a list of all. ``ema`` and
+    ``strict`` are those of :meth:`Plan.apply_`.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5))
@@ -49,7 +50,7 @@ def compress_(
     check_untransformed(model)
     as_optimizers(optimizer)  # what is none shows before anything is measured
     measured = None
-    limits = {"params": params, "flops": flops, "step_ms": step_ms, "memory_mib": memory_mib}
+    limits = {"params": params, "flops": flops, "step_ms": step_ms, "memory_mib": memory_mib, "stored": stored}
     wish = as_budget(config, **limits) or config or PCNConfig()
     if isinstance(wish, Budget):
         wish = wish.trained_by(optimizer)

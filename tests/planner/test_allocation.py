@@ -164,7 +164,7 @@ def test_every_layer_says_what_more_would_have_bought() -> None:
 
 def test_a_budget_is_refused_where_it_says_nothing_or_too_much() -> None:
     model, x = network()
-    with pytest.raises(pcn.ConfigError, match="a budget needs params, flops, step_ms, memory_mib"):
+    with pytest.raises(pcn.ConfigError, match="a budget needs params, flops, step_ms, memory_mib, stored"):
         pcn.Budget()
     with pytest.raises(pcn.ConfigError, match="worth=3"):
         pcn.Budget(0.5, worth=3)

@@ -342,7 +342,7 @@ def test_some_channels_of_every_layer_always_stay(kind: str) -> None:
 
 def test_what_cannot_be_asked_for_is_refused() -> None:
     model, _, stats, _ = case("dense", 0)
-    with pytest.raises(pcn.ConfigError, match="without params or flops"):
+    with pytest.raises(pcn.ConfigError, match="without params, flops or stored"):
         pcn.Budget(memory_mib=0.5, drop_channels=True)
     with pytest.raises(pcn.ConfigError, match=r"layers\['fc1'\] says what to keep"):
         pcn.Budget(0.5, drop_channels=True, config=pcn.PCNConfig(layers={"fc1": pcn.LayerRule(keep_outputs=8)}))

@@ -24,7 +24,8 @@ class Budget:
     says which: "30%" is a fraction; "0.3 ms" and "0.5 MiB" are amounts, which may be below 1. ``params`` counts trained
     parameters, ``flops`` the operations per sample in matrix products and convolutions; ``step_ms`` is the time of a
     training step, forward and back, measured on the model's device, and ``memory_mib`` what it holds: weights,
-    gradients, the optimizer's state, and activations for the way back. Which layers may change, and all options, come
+    gradients, the optimizer's state, and activations for the way back; ``stored`` counts all numbers that are kept when
+    the model is saved, bases and running statistics too. Which layers may change, and all options, come
     from ``config``; layers for which it has a rule keep to that.
 
     >>> Budget(params=0.25, config=PCNConfig(exclude=["head"])).limit("params", 4_000_000)
@@ -35,6 +36,7 @@ class Budget:
     flops: Limit = None
     step_ms: Limit = None
     memory_mib: Limit = None
+    stored: Limit = None
     step: int = 8  # ranks are handed out in steps of this, and channels kept, which also suits the hardware
     floor: float = 0.0  # share of its directions that every layer keeps at least
     worth: Worth = field(default_factory=Response)  # what the directions of a layer are worth
@@ -83,9 +85,10 @@ class Budget:
             )
 
     def _check_drops(self) -> None:
-        if self.params is None and self.flops is None:
+        if self.units and all(unit in MEASURED for unit in self.units):
             raise ConfigError(
-                "drop_channels=True without params or flops: time and memory are measured with all channels in place"
+                "drop_channels=True without params, flops or stored: time and memory are measured with all channels in "
+                "place"
             )
         ruled = next((name for name, rule in self.config.layers.items() if rule.keep_outputs is not None), None)
         if ruled is not None:

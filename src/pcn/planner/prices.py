@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from pcn.costs.count import count
 from pcn.costs.usage import Usage
 from pcn.errors import ConfigError
 from pcn.planner.measured import Measured
@@ -37,22 +38,23 @@ class Prices:
         for name, parameter in model.named_parameters():
             if isinstance(parameter, UninitializedParameter):
                 raise ConfigError(f"{name!r} is lazy, and a budget is about the whole model: run the model once first")
-        trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        flops = sum(layer.flops_before or 0 for layer in plan.layers.values())
-        return self._asked(trainable, max(flops, self.operations or 0), self.measured.whole)
+        numbers = count(model)
+        flops = max(sum(layer.flops_before or 0 for layer in plan.layers.values()), self.operations or 0)
+        return self._asked(numbers.trainable, numbers.total, flops, self.measured.whole)
 
     def before(self, layer: LayerPlan) -> Costs:
         """What a layer costs as it is."""
-        return self._asked(layer.trainable_before, layer.flops_before or 0, self.measured.at(layer.name, None))
+        usage = self.measured.at(layer.name, None)
+        return self._asked(layer.trainable_before, layer.size_before, layer.flops_before or 0, usage)
 
     def after(self, layer: LayerPlan) -> Costs:
         """What it costs after its plan."""
-        return self._asked(
-            layer.trainable_after, layer.flops_after or 0, self.measured.at(layer.name, layer.rank, layer.output_rank)
-        )
+        usage = self.measured.at(layer.name, layer.rank, layer.output_rank)
+        return self._asked(layer.trainable_after, layer.stored_after, layer.flops_after or 0, usage)
 
-    def _asked(self, params: int, flops: int, usage: Usage) -> Costs:
-        every = {"params": params, "flops": flops, "step_ms": usage.time_ns, "memory_mib": usage.memory_bytes}
+    def _asked(self, params: int, stored: int, flops: int, usage: Usage) -> Costs:
+        counted = {"params": params, "stored": stored, "flops": flops}
+        every = counted | {"step_ms": usage.time_ns, "memory_mib": usage.memory_bytes}
         return {unit: every[unit] for unit in self.units}
 
 

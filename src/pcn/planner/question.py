@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from pcn.planner.options import Option, forms, output_shares
 from pcn.planner.prices import NOTHING, Prices, added, operations, taken_off
 from pcn.planner.response import Response
 from pcn.planner.tap_shares import tap_shares, tried_patterns
+from pcn.planner.units import Costs
 from pcn.planner.valued import Value
 from pcn.planner.values import Values, Worth, check_values, eigenpairs_of
 from pcn.plans.cutting import without_classes
@@ -133,8 +135,7 @@ class Question:
         for layer in self.plan.layers.values():
             if layer.name not in self.names and layer.changed:
                 others = added(taken_off(others, self.prices.before(layer)), self.prices.after(layer))
-        if "params" in others:
-            others = {**others, "params": others["params"] - _cut_elsewhere(self.model, self.plan)}
+        others = taken_off(others, {**dict.fromkeys(others, 0), **_cut_elsewhere(self.model, self.plan, others)})
         steps = Steps.of(self.budget, self.layers, self.prices, others)
         return Room(limits, others, now=now, steps=steps, frozen=self.frozen)
 
@@ -211,15 +212,17 @@ def _ruled(
     return plan_outputs(plan, model, stats, config, requests, graph, example)
 
 
-def _cut_elsewhere(model: nn.Module, plan: Plan) -> int:
-    """Trained parameters that go with dropped channels but belong to no layer of the plan: those of norms, say."""
-    gone = 0
-    for name, parameter in model.named_parameters():
+def _cut_elsewhere(model: nn.Module, plan: Plan, units: Container[str]) -> Costs:
+    """What goes with dropped channels but belongs to no layer of the plan: parameters and statistics of norms, say."""
+    gone = {"params": 0, "stored": 0}
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         cuts = plan.slices.get(name, {})
-        if cuts and parameter.requires_grad and name.rpartition(".")[0] not in plan.layers:
-            left = (len(cuts[dim].kept) if dim in cuts else size for dim, size in enumerate(parameter.shape))
-            gone += parameter.numel() - math.prod(left)
-    return gone
+        if cuts and name.rpartition(".")[0] not in plan.layers:
+            left = (len(cuts[dim].kept) if dim in cuts else size for dim, size in enumerate(tensor.shape))
+            less = tensor.numel() - math.prod(left)
+            gone["stored"] += less
+            gone["params"] += less if isinstance(tensor, nn.Parameter) and tensor.requires_grad else 0
+    return {unit: amount for unit, amount in gone.items() if unit in units}
 
 
 def _check_counted(layers: list[LayerPlan]) -> None:

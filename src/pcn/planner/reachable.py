@@ -49,7 +49,7 @@ def _foreseen(
 ) -> tuple[Plan, Prices]:
     """Which layers could change, and prices in the units that are known."""
     graph = None if budget.flops is None or example is None else traced(model, example)
-    known = {"params": True, "flops": graph is not None} | dict.fromkeys(MEASURED, measured is not None)
+    known = {"params": True, "stored": True, "flops": graph is not None} | dict.fromkeys(MEASURED, measured is not None)
     how = {name: rule for name, rule in budget.config.layers.items() if rule.only_says_how}
     config = replace(budget.config, rank=1.0, layers=how, skip_larger=False)
     plan = make_plan(model, None, config, graph=graph, example=None if graph is None else example)

@@ -47,6 +47,7 @@ UNITS = {  # by the name of the budget's field
     "flops": Unit("FLOPs"),
     "step_ms": Unit("ms", MS, "time"),
     "memory_mib": Unit("MiB", MIB, "memory"),
+    "stored": Unit("stored numbers"),
 }
 MEASURED = tuple(name for name, unit in UNITS.items() if unit.measured)
 

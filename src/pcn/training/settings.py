@@ -81,6 +81,9 @@ class Settings:
         "a budget of a training step's memory, activations included: MiB (5, 0.5MiB), or a fraction of what it takes "
         "now (0.5, 50%)",
     )
+    stored: str | float | None = switch_option(
+        None, "a budget of all numbers that are stored, bases too: a number, or a fraction of the model's, likewise"
+    )
     worth: str = switch_option("response", "by what a budget compares directions of different layers", choices=WORTHS)
     two_sided: bool = switch_option(False, "have a budget choose how many outputs of each layer are trained as well")
     drop_channels: bool = switch_option(False, "have a budget choose which output channels go as well")
