@@ -177,6 +177,14 @@ def test_in_another_dtype_the_layer_does_it_by_itself(form: Any) -> None:
     torch.testing.assert_close(model(batch.float()), twin.float()(batch.float()), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("form", "has"), [("factored", False), ("folded", True)])
+def test_there_is_none_where_a_layer_runs_by_its_own_code(form: Any, has: bool) -> None:
+    """One that keeps its dropped part, for which there is no projection."""
+    model, twin, batch = fused(form, offset=True)
+    assert (model[2].use.expansion is not None) == has
+    assert_same(model, twin, batch)
+
+
 def test_whoever_is_not_fused_has_none() -> None:
     make, shape = NETWORKS["patterns"]
     model, batch = make(), torch.randn(shape, dtype=torch.float64)
