@@ -85,17 +85,17 @@ def table(records: list[Record]) -> str:
     lines = ["| parameters | arm | validation (%) | minus narrow, seed by seed |", "| ---: | --- | ---: | --- |"]
 
     def row(share: str, arm: str, key: str, beside: str | None) -> str:
-        values = [held[key, seed] for seed in seeds if (key, seed) in held]
-        apart = [held[key, seed] - held[beside, seed] for seed in seeds if beside and (key, seed) in held]
-        return f"| {share} | {arm} | {statistics.fmean(values):.2f} | {', '.join(f'{each:+.2f}' for each in apart)} |"
+        there = [seed for seed in seeds if (key, seed) in held]
+        apart = [held[key, seed] - held[beside, seed] for seed in there if beside and (beside, seed) in held]
+        mean = statistics.fmean(held[key, seed] for seed in there)
+        return f"| {share} | {arm} | {mean:.2f} | {', '.join(f'{each:+.2f}' for each in apart)} |"
 
-    lines.append(row("all", "parent", "parent", None))
-    lines += [
-        row(f"{share:.0%}", arm, f"{arm} {share}", None if arm == "narrow" else f"narrow {share}")
-        for share in SHARES
-        for arm in (*WORTHS, "narrow")
-    ]
-    return "\n".join(lines)
+    arms: list[tuple[str, str, str, str | None]] = [("all", "parent", "parent", None)]
+    for share in SHARES:
+        arms += [(f"{share:.0%}", worth, f"{worth} {share}", f"narrow {share}") for worth in WORTHS]
+        arms.append((f"{share:.0%}", "narrow", f"narrow {share}", None))
+    known = {network for network, _ in held}
+    return "\n".join([*lines, *(row(*arm) for arm in arms if arm[2] in known)])
 
 
 def main() -> None:

@@ -18,6 +18,16 @@ def test_the_page_shows_the_results() -> None:
     assert mnist_worths.table(records) in PAGE.read_text()
 
 
+@pytest.mark.parametrize("there", [0, 1, 4, 6, 20])
+def test_a_table_of_a_part(there: int) -> None:
+    """Differences from networks that have not run yet are left out."""
+    import mnist_worths
+
+    records = json.loads((mnist_worths.RESULTS / "mnist_worths.json").read_text())["records"][:there]
+    rows = mnist_worths.table(records).splitlines()[2:]
+    assert len(rows) == len({record["network"] for record in records})
+
+
 def test_every_run_is_there_once_and_meets_its_size() -> None:
     import mnist_worths
 

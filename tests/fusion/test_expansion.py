@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +29,11 @@ def layer(**keywords: Any) -> PCConv2d:
     return made
 
 
-def fused(form: Any, **keywords: Any) -> tuple[nn.Module, nn.Module, Tensor]:
-    """A convolution with patterns behind a batch norm, fused; its twin that is not; and a batch."""
-    model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), layer(**keywords)).double()
+def fused(
+    form: Any, copied: Callable[[nn.Module], nn.Module] = lambda model: model, **keywords: Any
+) -> tuple[nn.Module, nn.Module, Tensor]:
+    """A convolution with patterns behind a batch norm, perhaps copied, fused; its twin that is not; and a batch."""
+    model = copied(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), layer(**keywords)).double())
     twin, batch = copy.deepcopy(model), torch.randn(IMAGES, dtype=torch.float64)
     fuse_(model, batch, forms=form)
     return model, twin, batch
@@ -38,6 +41,20 @@ def fused(form: Any, **keywords: Any) -> tuple[nn.Module, nn.Module, Tensor]:
 
 def assert_same(model: Callable[[Tensor], Tensor], twin: nn.Module, batch: Tensor) -> None:
     torch.testing.assert_close(model(batch), twin(batch), rtol=1e-8, atol=1e-8)
+
+
+@torch.no_grad()
+def change(model: nn.Module, twin: nn.Module, name: str, way: str) -> None:
+    """Give a frozen tensor of both other values: the twin in place, the model in some way."""
+    before = getattr(model[2], name)
+    other = before.flip(0) if name == "kernel_mask" else torch.randn_like(before)
+    getattr(twin[2], name).copy_(other)
+    if way == "load":
+        model.load_state_dict(twin.state_dict())
+    elif way == "write":
+        before.copy_(other)
+    else:
+        setattr(model[2], name, other)
 
 
 def looks_up(model: nn.Module, batch: Tensor) -> bool:
@@ -70,16 +87,7 @@ def test_it_is_the_layers_own(form: Any, keywords: dict[str, Any]) -> None:
 @pytest.mark.parametrize("way", ["load", "write", "put in its place"])
 def test_what_changes_later_counts(form: Any, name: str, way: str) -> None:
     model, twin, batch = fused(form)
-    before = getattr(model[2], name)
-    other = before.flip(0) if name == "kernel_mask" else torch.randn_like(before)
-    with torch.no_grad():
-        getattr(twin[2], name).copy_(other)
-        if way == "load":
-            model.load_state_dict(twin.state_dict())
-        elif way == "write":
-            before.copy_(other)
-        else:
-            setattr(model[2], name, other)
+    change(model, twin, name, way)
     assert_same(model, twin, batch)
 
 
@@ -96,13 +104,70 @@ def test_compiled_code_follows_what_is_loaded(form: Any) -> None:
 
 
 @forms
-def test_a_copy_has_its_own(form: Any) -> None:
+def test_nothing_is_looked_up_in_compiled_code(form: Any) -> None:
     model, twin, batch = fused(form)
-    copied = copy.deepcopy(model)
+    names: set[str] = set()
+
+    def noting(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        names.update(node.name for node in graph.graph.nodes)
+        return graph.forward
+
+    torch.compiler.reset()
+    assert_same(torch.compile(model, backend=noting, fullgraph=True), twin, batch)
+    torch.compiler.reset()
+    assert not {"gather", "bmm"} & names
+
+
+@forms
+@pytest.mark.parametrize("name", ["basis", "kernel_basis", "kernel_mask"])
+@pytest.mark.parametrize("way", ["write", "put in its place"])
+def test_compiled_code_counts_what_has_changed_before(form: Any, name: str, way: str) -> None:
+    """As where processes are given the first one's bases when the model is wrapped."""
+    model, twin, batch = fused(form)
+    change(model, twin, name, way)
+    torch.compiler.reset()
+    assert_same(torch.compile(model, backend="eager", fullgraph=True), twin, batch)
+    torch.compiler.reset()
+
+
+@forms
+@pytest.mark.parametrize("name", ["basis", "kernel_basis", "kernel_mask"])
+def test_compiled_code_follows_what_is_put_in_place(form: Any, name: str) -> None:
+    model, twin, batch = fused(form)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert_same(compiled, twin, batch)
+    change(model, twin, name, "put in its place")
+    assert_same(compiled, twin, batch)
+    torch.compiler.reset()
+
+
+def unpickled(model: nn.Module) -> nn.Module:
+    kept = io.BytesIO()
+    torch.save(model, kept)
+    kept.seek(0)
+    read: nn.Module = torch.load(kept, weights_only=False)
+    return read
+
+
+@forms
+@pytest.mark.parametrize("copied", [copy.deepcopy, unpickled])
+def test_a_copy_has_its_own(form: Any, copied: Callable[[nn.Module], nn.Module]) -> None:
+    model, twin, batch = fused(form, copied)
+    another = copied(model)
     nn.init.normal_(model[2].kernel_basis)
-    assert not looks_up(copied, batch)
-    assert_same(copied, twin, batch)
-    assert_same(copy.deepcopy(model), model, batch)  # one of what was written to since
+    assert not looks_up(another, batch)
+    assert_same(another, twin, batch)
+    assert_same(copied(model), model, batch)  # one of what was written to since
+
+
+@forms
+def test_what_is_fused_for_inference_can_be_trained(form: Any) -> None:
+    model, batch = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), layer()).double(), torch.randn(IMAGES).double()
+    with torch.inference_mode():
+        fuse_(model, batch, forms=form)
+    model(batch).sum().backward()
+    assert not looks_up(model, batch)
 
 
 @forms
@@ -110,6 +175,14 @@ def test_in_another_dtype_the_layer_does_it_by_itself(form: Any) -> None:
     model, twin, batch = fused(form)
     assert looks_up(model.float(), batch.float())
     torch.testing.assert_close(model(batch.float()), twin.float()(batch.float()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("form", "has"), [("factored", False), ("folded", True)])
+def test_there_is_none_where_a_layer_runs_by_its_own_code(form: Any, has: bool) -> None:
+    """One that keeps its dropped part, for which there is no projection."""
+    model, twin, batch = fused(form, offset=True)
+    assert (model[2].use.expansion is not None) == has
+    assert_same(model, twin, batch)
 
 
 def test_whoever_is_not_fused_has_none() -> None:

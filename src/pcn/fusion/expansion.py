@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
@@ -33,27 +32,32 @@ class Expansion:
         patterns = layer.tap_patterns
         if patterns is None or layer.groups > 1:
             return None
-        made_of = (*patterns, layer.basis)
-        frozen = contributions(patterns, layer.basis.mT if dense else None)
-        return cls(frozen.to(compute_dtype(layer.weight)), made_of, _versions(made_of))
+        with torch.inference_mode(False):  # whoever fuses for inference may train later
+            frozen = contributions(patterns, layer.basis.mT if dense else None).to(compute_dtype(layer.weight))
+        return cls.counted((*patterns, layer.basis), frozen)
+
+    @classmethod
+    def counted(cls, made_of: tuple[Tensor, ...], frozen: Tensor) -> Expansion:
+        """What is made of these tensors as they are now."""
+        return cls(frozen, made_of, _versions(made_of))
 
     def fits(self, layer: PCModule, dtype: torch.dtype) -> bool:
-        """Whether this is still what a layer is to multiply by."""
-        if self.frozen.dtype != dtype or self.frozen.device != layer.weight.device:
-            return False
-        if torch.compiler.is_compiling():  # which knows nothing of versions: other bases are loaded between steps
-            return True
-        now = (layer.kernel_basis, layer.kernel_mask, layer.basis)
-        return all(map(is_, now, self.made_of)) and self._unwritten
+        """Whether this is still what a layer is to multiply by.
 
-    @property
-    def _unwritten(self) -> bool:
+        Compiled code notices other tensors in the place of these, not what is written to them once it is compiled.
+        """
+        now = (layer.kernel_basis, layer.kernel_mask, layer.basis)
+        alike = self.frozen.dtype == dtype and self.frozen.device == layer.weight.device
+        return alike and all(map(is_, now, self.made_of)) and self.unwritten()
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def unwritten(self) -> bool:
+        """Whether nobody has written to what this is made of."""
         return self.versions == _versions(self.made_of)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Expansion:
-        """A copy for a layer's copy, whose tensors are counted anew; of what fits no longer, one that does not fit."""
-        frozen, made_of = copy.deepcopy((self.frozen, self.made_of), memo)
-        return Expansion(frozen, made_of, _versions(made_of) if self._unwritten else ())
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies and files, whose tensors are counted anew; there is none of what fits no longer."""
+        return (Expansion.counted, (self.made_of, self.frozen)) if self.unwritten() else (type(None), ())
 
     def kernel(self, coordinates: Tensor) -> Tensor:
         """The kernel (n, directions or channels, *kernel) of coordinates (n, patterns), its second dimension last."""

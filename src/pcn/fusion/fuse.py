@@ -88,7 +88,8 @@ def attach_(model: nn.Module, search: Search, forms: Mapping[str, Form]) -> None
     reading = {chain.source: norms[chain.norm] for chain in search.chains if chain.source is not None}
     for name, layer in layers.items():
         form = forms[name]
-        expansion = Expansion.of(layer, dense=form == "folded") if fuses(layer.weight) else None
+        ours = fuses(layer.weight) and (form == "folded" or "fused" in forms_of(layer))  # or its own code runs
+        expansion = Expansion.of(layer, dense=form == "folded") if ours else None
         layer.use = Use(form, norm=reading.get(name), expansion=expansion)
     for name in reading.keys() - layers.keys():
         _become(model.get_submodule(name), STEMS).use = Use(norm=reading[name])

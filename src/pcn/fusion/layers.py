@@ -104,6 +104,9 @@ class FusedLayer(PCModule):
         dense = expansion.kernel(weight) if expansion is not None else (weight @ self.basis.to(dtype).T).movedim(-1, 1)
         return dense if self.offset_weight is None else dense + self.offset_weight.to(dtype)
 
+    def _less(self, shift: Tensor) -> Tensor:
+        return self.bias.to(shift.dtype) - shift
+
     def _expansion(self, dtype: torch.dtype) -> Expansion | None:
         expansion = self.use.expansion
         return expansion if expansion is not None and expansion.fits(self, dtype) else None
@@ -154,9 +157,6 @@ class FusedConv(FusedLayer):
             shift = response_to_constant(self.output_basis.to(kernel.dtype), shift)
         return self._less(shift)
 
-    def _less(self, shift: Tensor) -> Tensor:
-        return self.bias.to(shift.dtype) - shift
-
     def _hands_over(self, x: Tensor) -> bool:
         """Whether the batch norm that reads this output does without the constant."""
         return self.use.norm is not None and self.use.norm.takes_from(self, x)
@@ -201,8 +201,7 @@ class FusedLinear(FusedLayer, PCLinear):
     def _folded(self, x: Tensor) -> Tensor:
         dtype = compute_dtype(x)
         dense = self._dense(dtype)
-        shift = response_to_constant(dense, self.mean)
-        return F.linear(x, dense, (self.bias.to(shift.dtype) - shift).to(dtype))
+        return F.linear(x, dense, self._less(response_to_constant(dense, self.mean)).to(dtype))
 
 
 LAYERS: dict[type[nn.Module], type[FusedLayer]] = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -81,15 +84,13 @@ class Step:
     def _warm_up(self) -> None:
         """Let libraries load and choose their kernels; what these steps changed is put back."""
         changed = [*self.model.parameters(), *self.model.buffers(), *state_tensors(self.optimizer), self.loss_sum]
-        kept = [tensor.detach().clone() for tensor in changed]
         side = side_stream(torch.cuda.current_device())
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP_STEPS):
-                self._run()
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.no_grad():
-            torch._foreach_copy_([tensor.detach() for tensor in changed], kept)
+        with put_back(changed):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP_STEPS):
+                    self._run()
+            torch.cuda.current_stream().wait_stream(side)
 
     def _record(self) -> torch.cuda.CUDAGraph:
         """A graph of one step, which nothing runs yet."""
@@ -97,6 +98,17 @@ class Step:
         with torch.cuda.graph(graph):
             self._run()
         return graph
+
+
+@contextmanager
+def put_back(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Give tensors the values back that they had; those that still have them are not written to."""
+    kept = [tensor.detach().clone() for tensor in tensors]
+    yield
+    with torch.no_grad():
+        for tensor, before in zip(tensors, kept, strict=True):
+            if not torch.equal(tensor, before):
+                tensor.copy_(before)
 
 
 def start_state_(optimizer: Optimizer) -> None:
