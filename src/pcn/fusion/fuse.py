@@ -54,7 +54,8 @@ def fuse_(model: nn.Module, example: Any, *, forms: Mapping[str, Form] | Form = 
     or "folded" (the basis multiplied out at each step); a mapping from names gives each its own, and "fused" where it
     is silent. Without ``norms`` nothing changes but layers that are folded: batch norms stay as they are, and other
     layers run factored, by the code that they have.
-    Call it again after surgery, which takes it back, and after loading other bases, which are then no longer shared.
+    Call it under the autocast that the model will run in, and again after surgery, which takes it back, and after
+    loading other bases, which are then no longer shared.
 
     >>> from pcn.nn import PCConv2d
     >>> import torch
