@@ -15,6 +15,7 @@ from fusion.networks import NETWORKS
 from pcn.fusion import FORMS, fuse_, unfuse_
 from pcn.nn import PCConv2d
 
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11's own, at the first use
 forms = pytest.mark.parametrize("form", FORMS)
 IMAGES = (5, 8, 6, 6)
 
