@@ -116,6 +116,7 @@ def test_what_factors_save_is_counted_right(layer: nn.Module) -> None:
     model[0](example(layer)).sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("network", "target"), SIZES)
 def test_pruning_meets_the_sizes_of_the_comparison(network: str, target: int) -> None:
     pytest.importorskip("torch_pruning")

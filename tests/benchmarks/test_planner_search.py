@@ -191,6 +191,7 @@ def test_a_trial_that_cannot_end_in_time_is_not_started_and_named(
     assert tiny_search.fits(narrow, [])
 
 
+@pytest.mark.slow
 def test_places_that_are_free_while_a_parent_trains_its_first_epochs_are_used(
     tiny_search: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ def setting(switch: ModuleType, folder: Path) -> object:
     return switch.Setting("cpu", tiny=True, backend="eager", folder=folder)
 
 
+@pytest.mark.slow
 def test_a_run_reports_every_part(switch: ModuleType, tmp_path: Path) -> None:
     follow, network = pcn.rewriting.surgery.follow_, switch.NETWORKS["wide_resnet20"]
     found: dict[str, dict[str, float]] = {}

@@ -55,6 +55,7 @@ def hanging(connection: Connection) -> None:
     time.sleep(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "reports",
     ["watched.watched('one', 3.0, hanging)", "turns.in_turns(hanging, [('one', ())], 3.0, time.monotonic() + 9.0)"],
@@ -69,6 +70,7 @@ def test_a_process_that_is_stopped_says_where_it_was(reports: str) -> None:
     assert ": S, threads S" in done.stderr
 
 
+@pytest.mark.slow
 def test_nobody_is_disturbed_and_whoever_fails_costs_no_other(tmp_path: Path) -> None:
     from turns import in_turns
 

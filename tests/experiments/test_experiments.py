@@ -87,6 +87,7 @@ def test_a_record_names_the_commits_at_which_its_run_began(folder: Path, monkeyp
     records.commit_at_start.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("carry_state", [False, True])
 def test_a_pcn_branches_off_its_parents_first_epochs(folder: Path, carry_state: bool) -> None:
     from runs import run, trunk_ready

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+import pytest
 import torch
 
 from pcn.costs.count import count
@@ -37,6 +38,7 @@ def test_an_arm_changes_one_thing(folder: Path) -> None:
     assert not orders & set(questions.ARMS["wide_resnet20-pcn1"])
 
 
+@pytest.mark.slow
 def test_arms_branch_off_one_parent_and_wait_for_it(folder: Path) -> None:
     import open_questions as questions
     from runs import run, trunk_ready
