@@ -105,6 +105,7 @@ class FusedLayer(PCModule):
         return dense if self.offset_weight is None else dense + self.offset_weight.to(dtype)
 
     def _less(self, shift: Tensor) -> Tensor:
+        """The bias without what the mean brings."""
         return self.bias.to(shift.dtype) - shift
 
     def _expansion(self, dtype: torch.dtype) -> Expansion | None:
