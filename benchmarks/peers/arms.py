@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from peers.late_changes import BasisTrainedFirst, DecayedDense, Renewed, Rewhitened, SizedByWeights, TwoCuts
+from peers.late_changes import BasisTrainedFirst, DecayedDense, MoreDecay, Renewed, Rewhitened, SizedByWeights, TwoCuts
 from peers.patches import PatchSwitch
 
 NARROW_FLOPS = 326_830_592  # per sample, of the narrower network with as many parameters
@@ -91,6 +91,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "tuned, patterns by response, kernel rank 4, even ranks, dropped part kept": {**FOUR_EVENLY, "keep_dropped": True},
     "tuned, patterns by response, kernel rank 4, even ranks, precondition 1/2": {**FOUR_EVENLY, "precondition": 0.5},
     "tuned, patterns by response, kernel rank 4, even ranks, basis trained": {**FOUR_EVENLY, "train_basis": True},
+    "tuned, patterns by response, kernel rank 4, even ranks, twice the rate": {**FOUR_EVENLY, "switch_rate": 2.0},
+    "tuned, patterns by response, kernel rank 4, even ranks, four times the rate": {**FOUR_EVENLY, "switch_rate": 4.0},
+    "tuned, patterns by response, kernel rank 4, even ranks, four times the decay": {
+        **FOUR_EVENLY,
+        "switch": partial(MoreDecay, times=4.0),
+    },
     "tuned, patterns chosen, hedged": {**AS_TRAINED, **TUNED, "patterns": True, "worth": "hedged"},
     "tuned, batch statistics, precondition 1, hedged": {**AS_TRAINED, **TUNED, "worth": "hedged"},
     "tuned, patterns chosen, even ranks": {**AS_TRAINED, **TUNED, "patterns": True, **EVENLY},
@@ -322,9 +328,12 @@ HEDGED = (  # one way to hand out that is good for tight and for loose budgets, 
     "tuned, batch statistics, precondition 1, hedged",
     "tuned, batch statistics, precondition 1",
 )
-GAP = (  # what keeps the planner's network below its parent?
+GAP = (  # what keeps the planner's network below its parent? it fits as well, so what pulls it back harder comes first
     "parent, tuned",
     "tuned, patterns by response, kernel rank 4, even ranks",
+    "tuned, patterns by response, kernel rank 4, even ranks, twice the rate",
+    "tuned, patterns by response, kernel rank 4, even ranks, four times the decay",
+    "tuned, patterns by response, kernel rank 4, even ranks, four times the rate",
     "tuned, patterns by response, kernel rank 4, even ranks, switch after 8",
     "tuned, patterns by response, kernel rank 4, even ranks, dropped part kept",
     "tuned, patterns by response, kernel rank 4, even ranks, precondition 1/2",

@@ -144,6 +144,20 @@ class Rewhitened(InPlace):
         return None
 
 
+class MoreDecay(InPlace):
+    """Multiplies the optimizer's weight decay from the switch on."""
+
+    def __init__(self, trainer: Trainer, *, times: float) -> None:
+        super().__init__(trainer)
+        self.times = times
+
+    def _apply(self, *arguments: Any) -> Plan:
+        plan = super()._apply(*arguments)
+        for group in self.optimizer.param_groups:  # kept with the optimizer's state, so that a resumed run has it
+            group["weight_decay"] *= self.times
+        return plan
+
+
 class DecayedDense(InPlace):
     """Decays the weights that layers stand for, as before the switch, in whichever coordinates they are."""
 

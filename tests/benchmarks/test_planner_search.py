@@ -273,7 +273,12 @@ def test_a_parent_that_is_known_is_trained_again_as_far_as_others_fork(tiny_sear
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arm",
-    ["two cuts", "basis trained to epoch 5", "batch statistics, precondition 1, whitened again every 3 epochs, taylor"],
+    [
+        "two cuts",
+        "basis trained to epoch 5",
+        "batch statistics, precondition 1, whitened again every 3 epochs, taylor",
+        "tuned, patterns by response, kernel rank 4, even ranks, four times the decay",
+    ],
 )
 def test_a_network_that_changes_twice_can_be_stopped(tiny_search: Any, arm: str) -> None:
     import planner_search as search
