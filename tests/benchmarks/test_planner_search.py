@@ -133,6 +133,16 @@ def test_a_switch_of_its_own_looks_at_the_network_as_its_control_does(arm: str, 
     assert own.switch.analysis["mode"] == mode
 
 
+@pytest.mark.usefixtures("tiny_search")
+def test_decay_grows_at_the_switch_and_not_before() -> None:
+    own = trainer("tuned, patterns by response, kernel rank 4, even ranks, four times the decay")
+    seen = [own.optimizer.param_groups[0]["weight_decay"]]
+    own.switch.after_epoch(1, own.calibration)
+    assert own.switch.plan is not None
+    seen.append(own.optimizer.param_groups[0]["weight_decay"])
+    assert seen == [5e-4, 2e-3]
+
+
 def test_a_narrower_network_is_preconditioned_and_nothing_else(tiny_search: Any) -> None:
     import planner_search as search
     from peers.one_run import run
