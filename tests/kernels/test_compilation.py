@@ -104,6 +104,15 @@ def test_one_loop_in_place_of_two_leaves_room_too(tmp_path: Path) -> None:
     assert one < 0.8 * two
 
 
+def test_an_element_takes_few_instructions(tmp_path: Path) -> None:
+    """One multiplies and adds, one is for ReLU, rounded two at a time, one for what was read two at a time."""
+    sizes = {"width": 256, "rank": 64, "ROWS": 32, "COLUMNS": 256, "DIRECTIONS": 64, "STAGES": 2}
+    flags = {"CENTRE": False, "EMIT": False, "ADDED": False, "FLAT": False}
+    loop = loop_of(compile_for_hopper(norm_kernel.pcn_norm, sizes | flags).asm["cubin"], tmp_path)
+    assert len(loop) <= 5 * 32 * 256 // (4 * 32)
+    assert not any("FADD" in line for line in loop)  # the mean is in the shift
+
+
 BACK = {"width": 256, "rank": 64, "ROWS": 64, "DIRECTIONS": 64, "DIRECT": False, "MASK": 0, "WRITE": False}
 PASSES_BACK = {"sums": norm_sums_kernel.pcn_norm_sums, "gradients": norm_gradients_kernel.pcn_norm_gradients}
 

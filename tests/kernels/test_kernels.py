@@ -52,6 +52,17 @@ def test_forward(run: Run, shape: tuple[int, int, int], dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("constant", [0.0, 1.0, -30.0])
+def test_columns_that_never_change_come_out_as_their_bias(run: Run, constant: float, dtype: torch.dtype) -> None:
+    """Their inverse deviation is as large as can be, and with it what rounding does to their mean."""
+    rows, bias = torch.full((70, 20), constant).to(dtype), torch.linspace(-1, 1, 20)
+    mean, variance = reference.batch_moments(rows)
+    norm = Norm(torch.ones(20), bias, mean, (variance + 1e-5).rsqrt())
+    y, _ = run("norm_project", rows, None, *norm, None, None, True, True, True)
+    torch.testing.assert_close(y.float(), bias.clamp_min(0).expand(70, -1), rtol=0, atol=1e-3 + HALF[dtype] / 3)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_backward(run: Run, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     rows, added, norm, basis, _ = make(shape, dtype)
