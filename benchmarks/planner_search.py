@@ -106,8 +106,10 @@ def settings(trial: Trial, data: Path) -> Settings:
         changes["model_options"] = {"parent": base.model, "options": base.model_options, "target": trial.target}
     if trial.switch_epoch is None:
         return replace(base, **changes)
-    usual = {"params": trial.target, "switch_at": str(trial.switch_epoch), "precondition": 0.0, "analysis_mode": "eval"}
-    return replace(base, **{**usual, **changes})
+    usual = {"switch_at": str(trial.switch_epoch), "precondition": 0.0, "analysis_mode": "eval"}
+    # What a budget does where nobody says has come out of these trials, and was another one when they began.
+    budget = {"params": trial.target, "worth": "response", "patterns": False}
+    return replace(base, **{**usual, **(budget if "params" not in changes else {}), **changes})
 
 
 class Search:

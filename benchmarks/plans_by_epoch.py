@@ -79,7 +79,7 @@ def watch(settings: Settings, looks: set[int], run: Record, records: Records) ->
 def planned(trainer: Trainer) -> Record:
     """What a switch would keep of every layer's input now."""
     stats = pcn.analyze(trainer.model, trainer.calibration(), mode="batch")
-    plan = pcn.make_plan(trainer.model, stats, pcn.Budget(params=TARGET))
+    plan = pcn.make_plan(trainer.model, stats, pcn.Budget(params=TARGET, worth=pcn.Response(), patterns=False))
     return {
         "widths": {layer.name: layer.in_features for layer in plan.layers.values()},
         "ranks": {layer.name: layer.rank or layer.in_features for layer in plan.layers.values()},

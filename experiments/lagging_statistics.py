@@ -70,7 +70,7 @@ def settings(arm: str, seed: int, data: Path) -> Settings:
         drops=(EPOCHS // 2, EPOCHS * 3 // 4),
         switch_at="never" if half else str(SWITCH),
         measure_every=0,
-        **({} if half else {"params": 0.25, "worth": "taylor", **ARMS[arm]}),
+        **({} if half else {"params": 0.25, "worth": "taylor", "patterns": False, **ARMS[arm]}),
     )
 
 

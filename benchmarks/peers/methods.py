@@ -19,7 +19,9 @@ from peers.svd import QuarterRank, StableRank
 from peers.switches import PeerSwitch
 
 NEEDS_PLAN = ("narrow-planned", "pcn-from-scratch")
-SWITCHED_BY_US = ("pcn-paper", "pcn-planner", "pcn-planner-every-tap", "pcn-planner-random-basis")
+SWITCHED_BY_US = (
+    *("pcn-paper", "pcn-planner", "pcn-planner-default", "pcn-planner-every-tap", "pcn-planner-random-basis"),
+)
 SWITCHES: dict[str, type[PeerSwitch]] = {
     "svd-quarter": QuarterRank,
     "svd-stable-rank": StableRank,
@@ -75,8 +77,10 @@ def changes(run: Run, base: Settings, plans: Path) -> dict[str, Any]:
             return {**switched, **parent.paper[target], "carry_state": False}
         case "pcn-planner":
             return {**switched, "params": target, **parent.planner}
-        case "pcn-planner-every-tap":
+        case "pcn-planner-default":
             return {**switched, "params": target}
+        case "pcn-planner-every-tap":
+            return {**switched, "params": target, "worth": "response", "patterns": False}
         case "pcn-planner-random-basis":
             return {**switched, "params": target, **parent.planner, "basis": "random"}
         case "svd-quarter" | "svd-stable-rank":

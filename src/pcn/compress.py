@@ -55,7 +55,7 @@ def compress_(
     if isinstance(wish, Budget):
         wish = wish.trained_by(optimizer)
         check_reachable(model, wish)
-        batches = repeatable(batches) if wish.worth.needs_batches else batches
+        batches = repeatable(batches) if wish.needs_batches else batches
         first, batches = first_of(batches) if wish.measures else (None, batches)
         measured = measure_first(model, first, wish, forward=forward)
     options = wish.config if isinstance(wish, Budget) else wish

@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 TARGET = 120_000  # the size of the tiny parent's PCNs
 METHODS = (
     *("parent", "narrow", "narrow-planned", "pcn-from-scratch", "pcn-paper", "pcn-planner"),
-    *("pcn-planner-random-basis", "svd-quarter", "svd-stable-rank", "torch-pruning", "pcn-planner-every-tap"),
+    *("pcn-planner-random-basis", "svd-quarter", "svd-stable-rank", "torch-pruning"),
+    *("pcn-planner-every-tap", "pcn-planner-default"),
 )
 FIELDS = (
     *("method", "parent", "seed", "epochs", "trainable_params", "total_params", "flops_per_sample", "test_accuracy"),
@@ -708,11 +709,14 @@ def test_the_order_has_every_run_that_is_asked_for_once() -> None:
             assert seeds(method, target, 60) == (5 if METHODS.index(method) < 6 else 3)
     assert seeds("parent", 1_094_154, 60) == 5
     assert [seeds(method, 1_094_154, 182) for method in ("parent", "narrow", "pcn-planner")] == [3, 3, 3]
-    assert [seeds(method, 101_810, 20) for method in METHODS] == [5] * 10 + [0]
-    assert [seeds(METHODS[10], target, 60) for target in (1_094_154, 473_802)] == [5, 0]
+    assert [seeds(method, 101_810, 20) for method in METHODS] == [5] * 10 + [0, 5]
+    for method, long in zip(METHODS[10:], (0, 3), strict=True):
+        assert [seeds(method, target, 60) for target in (1_094_154, 473_802)] == [5, 0]
+        assert [seeds(method, target, 182) for target in (1_094_154, 473_802)] == [long, long]
     first = [run.method for run in final[:20]]
     assert set(first) == {"parent", "narrow", "pcn-planner", "pcn-paper"}
-    assert {(run.target, run.epochs) for run in final[20:35]} == {(473_802, 182), (1_094_154, 182)}
+    assert {run.method for run in final[20:31]} == {"pcn-planner-default"}
+    assert {(run.target, run.epochs) for run in final[25:46]} == {(473_802, 182), (1_094_154, 182)}
     conv4, last = (max(i for i, r in enumerate(final) if r.target == size) for size in (101_810, 473_802))
     small = [i for i, r in enumerate(final) if (r.method, r.target) == ("svd-quarter", 473_802)]
     assert conv4 < min(small) <= max(small) <= last

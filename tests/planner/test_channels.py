@@ -84,7 +84,7 @@ def case(kind: str, seed: int) -> Case:
 
 def answers(case: Case, budget: pcn.Budget) -> tuple[Question, Answer, Answer]:
     """The question, the answer of ranks alone, and that of ranks and channels."""
-    question = Question.of(case.model, case.stats, budget, case.graph, None)
+    question = Question.of(case.model, case.stats, budget.settled(), case.graph, None)
     known = question.known(case.stats, ())
     both = with_channels(question, known, case.stats, case.graph, case.stats.example)
     return question, Answer(question.answer(known)), both
@@ -175,7 +175,8 @@ def test_the_front_door_and_other_worths_take_it_too() -> None:
 def test_channels_go_where_ranks_are_dear_and_the_plan_says_what_they_hold(kind: str) -> None:
     model, _, stats, graph = case(kind, 0)
     assert not pcn.make_plan(model, stats, pcn.Budget(0.35, step=2), graph=graph).slices
-    plan = pcn.make_plan(model, stats, pcn.Budget(0.35, step=2, drop_channels=True), graph=graph)
+    budget = pcn.Budget(0.35, step=2, worth=pcn.Response(), drop_channels=True)
+    plan = pcn.make_plan(model, stats, budget, graph=graph)
     losers = [layer for layer in plan.layers.values() if layer.kept_outputs < layer.out_features]
     assert losers
     for layer in losers:

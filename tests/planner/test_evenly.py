@@ -31,7 +31,8 @@ def test_layers_of_all_sizes_keep_the_same_share(share: float, kernel_rank: int 
     model, x = network(), torch.randn(32, 3, 12, 12)
     stats = pcn.analyze(model, [x])
     config = pcn.PCNConfig(exclude=("0", "7"), kernel_rank=kernel_rank)
-    plan = pcn.make_plan(model, stats, pcn.Budget(params=share, step=1, worth=pcn.Evenly(), config=config))
+    budget = pcn.Budget(params=share, step=1, worth=pcn.Evenly(), patterns=False, config=config)
+    plan = pcn.make_plan(model, stats, budget)
     shares = [layer.rank / layer.in_features for layer in plan.layers.values() if layer.rank is not None]
     assert len(shares) == 2
     assert max(shares) - min(shares) <= 2 / 16

@@ -149,7 +149,7 @@ def test_a_budget_that_chooses_keeps_more_and_spends_what_it_has(worth: pcn.Resp
     free = sum(model.get_submodule(name).weight.numel() for name in ("3", "6"))
     limit = int(total - (1 - share) * free)
     chosen = pcn.make_plan(model, stats, pcn.Budget(params=limit, step=1, worth=worth, patterns=True, config=FREE))
-    every = pcn.make_plan(model, stats, pcn.Budget(params=limit, step=1, worth=worth, config=FREE))
+    every = pcn.make_plan(model, stats, pcn.Budget(params=limit, step=1, worth=worth, patterns=False, config=FREE))
     assert any(layer.kernel_rank is not None for layer in chosen.layers.values())
     changed = built()
     chosen.apply_(changed, pcn.analyze(changed, [x]))
@@ -220,7 +220,7 @@ def test_a_plan_says_what_more_would_buy() -> None:
 def test_the_least_that_could_be_had_counts_patterns() -> None:
     model, x = built(), images()
     stats = pcn.analyze(model, [x])
-    every = _least(model, stats, pcn.Budget(params=1, step=1, config=FREE))
+    every = _least(model, stats, pcn.Budget(params=1, step=1, patterns=False, config=FREE))
     least = _least(model, stats, pcn.Budget(params=1, step=1, patterns=True, config=FREE))
     assert least < every
     plan = pcn.make_plan(model, stats, pcn.Budget(params=least, step=1, patterns=True, config=FREE))

@@ -90,7 +90,7 @@ def plan_for(subject: Subject, looked: Looked) -> Plan:
     wish = requested(subject.settings)
     if not isinstance(wish, Budget):
         return make_plan(subject.model, looked.stats, wish)
-    if wish.worth.needs_batches and not looked.batches:
+    if wish.needs_batches and not looked.batches:
         raise WrongUsageError(f"--worth {subject.settings.worth} runs the model: give batches in place of --stats")
     return plan_within(subject.model, looked.stats, wish, batches=looked.batches, measured=looked.measured)
 

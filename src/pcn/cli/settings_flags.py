@@ -76,7 +76,7 @@ def _how(each: Field[Any], hint: Any, must_say: bool) -> dict[str, Any]:
     silent = must_say or each.default in (None, MISSING, ())
     default = "" if silent else f" (default: {_shown(each.default)})"
     text = {"help": (each.metadata["help"] + default).replace("%", "%%")}
-    if hint is bool:
+    if bool in (hint, *get_args(hint)):
         return {**text, "action": argparse.BooleanOptionalAction}
     if hint == dict[str, Any]:
         return {**text, "nargs": "+", "metavar": "KEY=VALUE"}

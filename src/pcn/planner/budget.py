@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from pcn.config import PCNConfig, check_flags
 from pcn.errors import ConfigError
+from pcn.planner.hedged import Hedged
 from pcn.planner.limits import read_limit
 from pcn.planner.optimizer_state import STATE, kind_of
 from pcn.planner.response import Response
@@ -26,7 +27,8 @@ class Budget:
     training step, forward and back, measured on the model's device, and ``memory_mib`` what it holds: weights,
     gradients, the optimizer's state, and activations for the way back; ``stored`` counts all numbers that are kept when
     the model is saved, bases and running statistics too. Which layers may change, and all options, come
-    from ``config``; layers for which it has a rule keep to that.
+    from ``config``; layers for which it has a rule keep to that. ``worth`` and ``patterns`` are chosen by the limits
+    where they are None: see :meth:`settled`.
 
     >>> Budget(params=0.25, config=PCNConfig(exclude=["head"])).limit("params", 4_000_000)
     1000000
@@ -39,10 +41,10 @@ class Budget:
     stored: Limit = None
     step: int = 8  # ranks are handed out in steps of this, and channels kept, which also suits the hardware
     floor: float = 0.0  # share of its directions that every layer keeps at least
-    worth: Worth = field(default_factory=Response)  # what the directions of a layer are worth
+    worth: Worth | None = None  # what the directions of a layer are worth; None: what suits the limits
     two_sided: bool = False  # choose the number of trained outputs of each layer as well
     drop_channels: bool = False  # choose which output channels go as well, coupled ones together
-    patterns: bool = False  # choose in how many patterns of taps each convolution reads its directions as well
+    patterns: bool | None = None  # choose in how many patterns of taps convolutions read; None: where that helps
     batch: int | None = None  # samples of a step, for time and memory; None: as many as the batch has that is looked at
     optimizer: str | None = None  # whose state counts: sgd, momentum, adam, amsgrad; None: the one given, or momentum
     config: PCNConfig = field(default_factory=PCNConfig)
@@ -62,7 +64,7 @@ class Budget:
             raise ConfigError(f"optimizer={self.optimizer!r}: give one of {', '.join(STATE)}")
         if not isinstance(self.config, PCNConfig):
             raise ConfigError(f"config={self.config!r}: give a PCNConfig")
-        check_flags(self, "two_sided", "drop_channels", "patterns")
+        check_flags(self, "two_sided", "drop_channels", *(["patterns"] if self.patterns is not None else []))
         if self.config.rank not in (None, PCNConfig().rank):
             raise ConfigError(
                 f"rank={self.config.rank!r} beside a budget, which chooses the ranks itself: leave one of them out, or "
@@ -78,7 +80,7 @@ class Budget:
             self._check_drops()
         if self.patterns:
             self._check_patterns()
-        if isinstance(self.worth, type) or not isinstance(self.worth, Worth):
+        if self.worth is not None and (isinstance(self.worth, type) or not isinstance(self.worth, Worth)):
             raise ConfigError(
                 f"worth={self.worth!r}: give Response(), Evenly(), Hedged(), Taylor(...), Divergence(...) or one of "
                 "your own"
@@ -120,6 +122,24 @@ class Budget:
     def measures(self) -> bool:
         """Whether the model has to run on its device to know what it costs."""
         return any(name in MEASURED for name in self.units)
+
+    @property
+    def needs_batches(self) -> bool:
+        """Whether the model has to run on the batches to know what its directions are worth."""
+        return self.worth is not None and self.worth.needs_batches
+
+    def settled(self, batch: bool = True) -> Budget:
+        """The budget with nothing left open; ``batch`` says whether there is one to look at taps on.
+
+        Where trained parameters are limited, shares that are even beside the response, and few patterns of taps for
+        each of many directions, have trained best. Patterns save neither operations nor, as measured, time or memory.
+
+        >>> Budget(params=0.25).settled().patterns, Budget(flops=0.25).settled().worth
+        (True, Response())
+        """
+        worth = self.worth or (Hedged() if self.params is not None else Response())
+        suits = self.params is not None and self.config.kernel_rank is None and not self.measures
+        return replace(self, worth=worth, patterns=batch and suits if self.patterns is None else self.patterns)
 
     def trained_by(self, optimizer: Optimizers) -> Budget:
         """The budget that counts this optimizer's state, unless it says itself which."""

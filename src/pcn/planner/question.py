@@ -145,12 +145,14 @@ class Question:
 
     def known(self, stats: Statistics, batches: Batches, taps: TapMoments | None = None) -> Known:
         """What there is to know about the worth of the layers' forms; ``taps`` may have been looked at already."""
-        worth = self._worth(self.budget.worth, stats, batches)
-        by_size, beside = (getattr(self.budget.worth, name, False) for name in ("by_size", "beside_response"))
+        wish = self.budget.worth
+        assert wish is not None  # of a budget that is settled
+        worth = self._worth(wish, stats, batches)
+        by_size, beside = (getattr(wish, name, False) for name in ("by_size", "beside_response"))
         own = self._worth(Response(), stats, batches) if by_size else worth
         choosing = [layer for layer in self.layers if len(tried_patterns(layer, self.budget)) > 1]
         patterns = tap_shares(self.model, stats, choosing, self.budget.rank_step, taps)
-        if by_size or isinstance(self.budget.worth, Response):  # here it is known how the taps go together
+        if by_size or isinstance(wish, Response):  # here it is known how the taps go together
             own = {**own, **{name: shares[:, -1] for name, shares in patterns.items()}}
         return {
             layer.name: Value(

@@ -28,7 +28,7 @@ def check_reachable(
     Operations are known where there is an example, on which the model is traced. All channels are counted, also where
     some may be dropped: the planner drops them only from ranks that fit by themselves.
     """
-    model = unwrap(model)
+    model, budget = unwrap(model), budget.settled()
     plan, prices = _foreseen(model, budget, measured, example)
     free = [layer for layer in plan.transformed if not layer.frozen]
     now = prices.now(model, plan)

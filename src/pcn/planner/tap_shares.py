@@ -45,7 +45,7 @@ def _chooses(budget: Budget, name: str) -> bool:
     The order ``kept_block`` makes bases of its own, which have no patterns, and what a rule asks for is no choice.
     """
     rule = budget.config.rule_for(name)[0]
-    return budget.patterns and rule.kernel_rank is None and (rule.order or budget.config.order) != "kept_block"
+    return bool(budget.patterns) and rule.kernel_rank is None and (rule.order or budget.config.order) != "kept_block"
 
 
 def tap_directions(model: nn.Module, stats: Statistics, budget: Budget) -> dict[str, Along]:

@@ -31,6 +31,7 @@ from pcn.running.example import Batches, Example, Forward
 from pcn.statistics import Statistics
 
 WHITENED = 1.0  # docs/comparison.md has the trials
+NO_BATCH = "every tap is trained, as patterns of taps are measured on a batch, and these statistics hold none"
 
 
 def fit_budget(
@@ -54,6 +55,7 @@ def fit_budget(
         raise ConfigError(
             "a configuration cannot say which channels go: make_plan(model, stats, budget) gives the plan"
         )
+    budget = budget.settled(batch=stats.example is not None)
     check_reachable(model, budget)
     graph = graph or _graph(model, stats.example, budget)[0]
     measured = measured or _measured(model, stats.example, budget)
@@ -76,6 +78,7 @@ def plan_within(
 
     ``taps`` is what they read along :func:`pcn.planner.tap_shares.tap_directions`, where that was looked at already.
     """
+    looks, budget = budget.settled().patterns, budget.settled(batch=stats.example is not None)
     check_reachable(model, budget)
     example = _as_example(model, stats.example if example is None else example)
     graph, untraced = (graph, UNCALLED) if graph is not None else _graph(model, example, budget)
@@ -97,6 +100,10 @@ def plan_within(
     for name, layer in plan.layers.items():
         if layer.frozen and layer.reason == NO_RANK:
             explained[name] = replace(layer, reason="its weight is frozen")
+    if looks and not budget.patterns:
+        explained |= {
+            name: each.with_note(NO_BATCH) for name, each in explained.items() if each.changed and each.taps > 1
+        }
     usage = None if measured is None else measured.expected(plan)
     layers = {name: with_outputs(layer, answer) for name, layer in {**plan.layers, **explained}.items()}
     return replace(plan, layers=layers, usage=usage, unspent=answer.unspent)
@@ -114,7 +121,7 @@ def _as_config(question: Question, served: dict[str, Served]) -> PCNConfig:
         power = _power(layer) if config.precondition is None and rule.precondition is None else rule.precondition
         if name in served:
             option = served[name].option
-            chosen = question.budget.patterns and rule.kernel_rank is None
+            chosen = bool(question.budget.patterns) and rule.kernel_rank is None
             patterns = option.kernel_rank if chosen else rule.kernel_rank
             rules[name] = LayerRule(option.rank, None, rule.order, option.output_rank, power, patterns)
         elif layer.rank is not None and config.fixes(name) and power:

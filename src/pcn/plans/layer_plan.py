@@ -171,9 +171,9 @@ class LayerPlan:
 
     @property
     def is_slower(self) -> bool:
-        """Whether it would take more operations than now, counted likewise; False where they are not known."""
+        """Whether it would take more operations than now, counted likewise; inputs as many as outputs if not known."""
         if self.flops_after is None or self.flops_before is None or self.out_positions is None:
-            return False
+            return replace(self, in_positions=1, out_positions=1).is_slower
         return self.flops_after - 2 * self.out_positions * self.frozen_size > self.flops_before
 
     @property

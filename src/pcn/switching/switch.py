@@ -303,10 +303,10 @@ class Switch:
 
     def _maker(self, stats: Statistics, batches: Batches) -> Callable[[], Made]:
         """How one process makes the plan, once all of them have measured what none of them can alone."""
-        wish = self._wish
-        taps = None
-        if isinstance(wish, Budget) and wish.patterns:
-            taps = self._engine.look_at_taps(stats, wish)
+        wish, taps = self._wish, None
+        if isinstance(wish, Budget):
+            settled = wish.settled(batch=self._engine.has_batch(stats))
+            taps = self._engine.look_at_taps(stats, settled) if settled.patterns else None
         return lambda: self._make(stats, batches, taps)
 
     def _make(self, stats: Statistics, batches: Batches, taps: TapMoments | None) -> Made:
@@ -336,4 +336,4 @@ class Switch:
     @property
     def _measures_worth(self) -> bool:
         """Whether the batches are gone over once more to choose ranks."""
-        return isinstance(self._wish, Budget) and self._wish.worth.needs_batches
+        return isinstance(self._wish, Budget) and self._wish.needs_batches

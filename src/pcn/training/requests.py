@@ -65,7 +65,7 @@ def requested(settings: Settings) -> PCNConfig | Budget:
         budget,
         step=settings.rank_step,
         floor=settings.rank_floor,
-        worth=worths[settings.worth],
+        worth=None if settings.worth is None else worths[settings.worth],
         two_sided=settings.two_sided,
         drop_channels=settings.drop_channels,
         patterns=settings.patterns,

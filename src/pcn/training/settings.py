@@ -84,11 +84,18 @@ class Settings:
     stored: str | float | None = switch_option(
         None, "a budget of all numbers that are stored, bases too: a number, or a fraction of the model's, likewise"
     )
-    worth: str = switch_option("response", "by what a budget compares directions of different layers", choices=WORTHS)
+    worth: str | None = switch_option(
+        None,
+        "by what a budget compares directions of different layers (default: hedged where it limits params, otherwise "
+        "response)",
+        choices=WORTHS,
+    )
     two_sided: bool = switch_option(False, "have a budget choose how many outputs of each layer are trained as well")
     drop_channels: bool = switch_option(False, "have a budget choose which output channels go as well")
-    patterns: bool = switch_option(
-        False, "have a budget choose in how many patterns of taps each convolution reads its directions as well"
+    patterns: bool | None = switch_option(
+        None,
+        "have a budget choose in how many patterns of taps each convolution reads its directions as well (default: "
+        "where it limits params, and neither time nor memory)",
     )
     rank_step: int = switch_option(
         STEP, "ranks within a budget, and channels that are kept, go in steps of this", least=1
@@ -176,10 +183,11 @@ class Settings:
             raise ConfigError(f"decoupled_decay with optimizer={self.optimizer!r}: it is for sgd; adamw has it")
         if self.rank is not None and self.has_budget:
             raise ConfigError("rank and a budget are both given: a budget chooses the ranks itself")
-        named = [name for name in ("two_sided", "drop_channels", "patterns") if getattr(self, name)]
+        named = [name for name in ("two_sided", "drop_channels") if getattr(self, name)]
+        named += ["patterns"] if self.patterns is not None else []
         named += [f"rank_step={self.rank_step}"] if self.rank_step != STEP else []
         named += [f"rank_floor={self.rank_floor}"] if self.rank_floor else []
-        if not self.has_budget and (named or self.worth != WORTHS[0]):
+        if not self.has_budget and (named or self.worth is not None):
             given = " and ".join(named) or f"worth={self.worth!r}"
             raise ConfigError(f"{given} without a budget: give one of {', '.join(LIMITS)}, or leave it out")
         if self.drop_channels and self.fade_epochs:

@@ -1,0 +1,73 @@
+"""What a budget does where nobody says: it goes by its limits, and by whether there is a batch to look at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pcn
+from pcn.costs.count import count
+from pcn.planner.within import fit_budget
+from planned_network import BATCH, network
+
+LIMITS = ("params", "flops", "step_ms", "memory_mib", "stored")
+MEASURED = {"step_ms", "memory_mib"}
+
+
+@given(limits=st.sets(st.sampled_from(LIMITS), min_size=1), batch=st.booleans(), kernel_rank=st.sampled_from([None, 2]))
+def test_worth_and_patterns_go_by_the_limits(limits: set[str], batch: bool, kernel_rank: int | None) -> None:
+    budget = pcn.Budget(**dict.fromkeys(limits, 0.5), config=pcn.PCNConfig(kernel_rank=kernel_rank))
+    found = budget.settled(batch)
+    assert found.worth == (pcn.Hedged() if "params" in limits else pcn.Response())
+    assert found.patterns is ("params" in limits and not limits & MEASURED and batch and kernel_rank is None)
+    assert found.settled(not batch) == found
+    assert replace(found, worth=None, patterns=None) == budget
+
+
+@given(patterns=st.booleans(), worth=st.sampled_from([pcn.Response(), pcn.Evenly(), pcn.Taylor()]), batch=st.booleans())
+def test_what_is_said_stays(patterns: bool, worth: pcn.Response, batch: bool) -> None:
+    budget = pcn.Budget(params=0.5, worth=worth, patterns=patterns)
+    assert budget.settled(batch) == budget
+    assert budget.needs_batches is worth.needs_batches
+
+
+def test_convolutions_read_in_patterns_where_parameters_are_limited() -> None:
+    model = network()
+    total = count(model).trainable
+    plan = pcn.compress_(model, [BATCH], params=0.4)
+    assert plan.layers["3"].kernel_rank is not None
+    assert count(model).trainable <= 0.4 * total
+    said = pcn.Budget(params=0.4, worth=pcn.Hedged(), patterns=True)
+    assert pcn.compress_(network(), [BATCH], said) == plan
+    for budget in (pcn.Budget(flops=0.8), pcn.Budget(params=0.4, patterns=False)):
+        taps = {layer.kernel_rank for layer in pcn.compress_(network(), [BATCH], budget).layers.values()}
+        assert taps == {None}
+
+
+def test_statistics_without_a_batch_give_a_plan_with_every_tap() -> None:
+    model, budget = network(), pcn.Budget(params=0.4)
+    kept = replace(pcn.analyze(model, [BATCH]), example=None)
+    plan, every = (pcn.make_plan(model, kept, each) for each in (budget, replace(budget, patterns=False)))
+    assert [(layer.rank, layer.kernel_rank) for layer in plan.layers.values()] == [
+        (layer.rank, None) for layer in every.layers.values()
+    ]
+    said = "patterns of taps are measured on a batch, and these statistics hold none"
+    assert {name for name, layer in plan.layers.items() if said in (layer.note or "")} == {"3"}
+    assert said not in str(every)
+    assert pcn.Switch(network(), None, budget).after_epoch(1, [BATCH], statistics=kept).layers == plan.layers
+    config = fit_budget(model, kept, budget)
+    assert all(rule.kernel_rank is None for rule in config.layers.values())
+    with pytest.raises(pcn.StatisticsError, match="patterns=True"):
+        pcn.make_plan(model, kept, replace(budget, patterns=True))
+
+
+def test_a_switch_chooses_as_the_front_door_does() -> None:
+    model, other = network().train(), network().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = pcn.Switch(model, optimizer, params=0.4, at=1).after_epoch(1, [BATCH])
+    assert plan == pcn.compress_(other, [BATCH], params=0.4, mode="batch")
+    assert plan.layers["3"].kernel_rank is not None
