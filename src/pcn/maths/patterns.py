@@ -56,8 +56,8 @@ def expanded(weight: Tensor, patterns: Patterns, groups: int) -> Tensor:
              [200.,   0.]]])
     """
     kernel, places = patterns.taps.shape[1:], patterns.mask.shape[1]
-    along = of_directions(patterns, groups).flatten(3).flatten(0, 1).to(weight.dtype)  # (g*r, places, k)
     numbers, rows = patterns.numbers(groups), _by_group(weight, groups)
+    along = _at_places(patterns, numbers).flatten(3).flatten(0, 1).to(weight.dtype)  # (g*r, places, k)
     rows = F.pad(rows, (0, numbers.shape[1] - rows.shape[2]))
     each = rows.gather(2, numbers.unsqueeze(1).expand(-1, rows.shape[1], -1)).unflatten(2, (-1, places))
     with without_autocast(weight.device.type):  # or the kernel would be rounded before anybody asks for it
@@ -74,11 +74,15 @@ def full_kernel(weight: Tensor, patterns: Patterns | None, groups: int) -> Tenso
 
 def of_directions(patterns: Patterns, groups: int) -> Tensor:
     """Return (g, r, places, *kernel): the patterns of every direction, and zeros where it has no more."""
+    return _at_places(patterns, patterns.numbers(groups))
+
+
+def _at_places(patterns: Patterns, numbers: Tensor) -> Tensor:
     kernel, places = patterns.taps.shape[1:], patterns.mask.shape[1]
-    numbers, rows = patterns.numbers(groups), _by_group(patterns.taps.flatten(1), groups)
+    rows = _by_group(patterns.taps.flatten(1), len(numbers))
     rows = F.pad(rows, (0, 0, 0, numbers.shape[1] - rows.shape[1]))
     found = rows.gather(1, numbers.unsqueeze(2).expand(-1, -1, kernel.numel()))
-    return found.reshape(groups, -1, places, *kernel)
+    return found.reshape(len(numbers), -1, places, *kernel)
 
 
 def coordinates(kernels: Tensor, patterns: Patterns, groups: int) -> Tensor:
