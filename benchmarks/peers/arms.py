@@ -32,6 +32,7 @@ EVENLY = {"worth": "evenly", "exclude": ENDS}
 TUNED = {"learning_rate": 0.05, "weight_decay": 5e-4}  # the best of the comparison's grid for the parent
 EVENLY_OF_CONV4 = {**EVENLY, "exclude": ("conv1", "output")}
 FOUR_EVENLY = {**AS_TRAINED, **TUNED, "kernel_rank": 4, **EVENLY}  # the comparison's planner
+HEDGING = {**AS_TRAINED, **TUNED, "patterns": True, "worth": "hedged"}  # what a budget of parameters does by itself
 CONV4 = {"network": "conv4", "precondition": None, "analysis_mode": None}  # it has no batch norm
 ARMS: dict[str, dict[str, Any]] = {
     "plain directions": {},
@@ -98,7 +99,10 @@ ARMS: dict[str, dict[str, Any]] = {
         **FOUR_EVENLY,
         "switch": partial(MoreDecay, times=4.0),
     },
-    "tuned, patterns chosen, hedged": {**AS_TRAINED, **TUNED, "patterns": True, "worth": "hedged"},
+    "tuned, patterns chosen, hedged": HEDGING,
+    "tuned, patterns chosen, hedged, ranks in 32s": {**HEDGING, "rank_step": 32},
+    "tuned, patterns chosen, hedged, precondition 1/2": {**HEDGING, "precondition": 0.5},
+    "tuned, patterns chosen, hedged, switch after 8": {**HEDGING, "switch_at": "8"},
     "tuned, batch statistics, precondition 1, hedged": {**AS_TRAINED, **TUNED, "worth": "hedged"},
     "tuned, patterns chosen, even ranks": {**AS_TRAINED, **TUNED, "patterns": True, **EVENLY},
     "tuned, patterns chosen": {**AS_TRAINED, **TUNED, "patterns": True},
@@ -331,6 +335,10 @@ HEDGED = (  # one way to hand out that is good for tight and for loose budgets, 
 )
 GAP = (  # what keeps the planner's network below its parent? it fits as well, so what pulls it back harder comes first
     "parent, tuned",
+    "tuned, patterns chosen, hedged",
+    "tuned, patterns chosen, hedged, precondition 1/2",
+    "tuned, patterns chosen, hedged, ranks in 32s",
+    "tuned, patterns chosen, hedged, switch after 8",
     "tuned, patterns by response, kernel rank 4, even ranks",
     "tuned, patterns by response, kernel rank 4, even ranks, precondition 1/2",
     "tuned, patterns by response, kernel rank 4, even ranks, twice the rate",
