@@ -21,9 +21,8 @@ def test_what_lives_at_the_peak_adds_up_to_it(sizes: list[int], random: Any, ear
         held = sum(alive.values())
         most = max(most, held)
         for other in [other for other in alive if other == (place + 1) % 7 or random.random() < 0.3]:
-            for action in ("free_requested", "free_completed"):
-                events.append({"action": action, "addr": other, "size": alive[other]})
-            del alive[other]
+            freed = {"addr": other, "size": alive.pop(other)}
+            events += [{"action": action, **freed} for action in ("free_requested", "free_completed")]
     found = alive_at_peak(events)
     assert sum(event["size"] for event in found) == most
     assert len({event["addr"] for event in found}) == len(found)
