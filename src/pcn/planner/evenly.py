@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from pcn.layers import canonical_weight
+from pcn.layers import canonical_weight, groups_of
 from pcn.planner.values import Values
 from pcn.statistics import Statistics
 
@@ -21,7 +21,8 @@ class Evenly:
     """A layer of p weights that trains as much as the share s of its directions is worth p log(1 + 1000 s).
 
     A little more of any layer is then worth as much for its price as of any other with the same share, and the less
-    the larger that is: whoever has least is served next. Where directions are read in patterns of taps they cost less,
+    the larger that is: whoever has least is served next. Of directions, no more count than a layer can tell apart, as
+    many as its outputs, or with a kernel its outputs times its taps; nor do more weights. Where directions are read in patterns of taps they cost less,
     and a layer gets as many more of them. Which of the forms that cost as much a layer has goes by its response, and
     which directions it keeps is its basis's.
     """
@@ -30,9 +31,11 @@ class Evenly:
     by_size: ClassVar[bool] = True
 
     def __call__(self, model: nn.Module, stats: Statistics, layers: Sequence[str], batches: Iterable[Any]) -> Values:
-        widths = {name: stats.spectrum(name).width for name in layers}
-        return {
-            name: canonical_weight(model.get_submodule(name)).numel()
-            * (STEEP * torch.linspace(0, 1, width + 1, dtype=torch.float64)).log1p()
-            for name, width in widths.items()
-        }
+        return {name: _worth(model.get_submodule(name), stats.spectrum(name).width) for name in layers}
+
+
+def _worth(layer: nn.Module, width: int) -> Tensor:
+    weight = canonical_weight(layer)
+    telling = min(width, weight.numel() // (groups_of(layer) * width))
+    share = torch.arange(width + 1, dtype=torch.float64).clamp_max(telling) / telling
+    return weight.numel() * telling / width * (STEEP * share).log1p()
