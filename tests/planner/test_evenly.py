@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import pcn
@@ -46,3 +50,30 @@ def test_the_settings_name_it() -> None:
     wish = requested(Settings(params=0.25, worth="evenly", switch_at="1"))
     assert isinstance(wish, pcn.Budget)
     assert wish.worth == pcn.Evenly()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 12), st.sampled_from([None, 1, 3]), st.sampled_from([1, 2]))
+def test_directions_that_a_layer_cannot_tell_apart_are_worth_nothing(
+    inputs: int, outputs: int, kernel: int | None, groups: int
+) -> None:
+    width, telling = inputs, min(inputs, outputs * (kernel or 1) ** 2)
+    if kernel is None:
+        layer, shape = nn.Linear(width, outputs), (width,)
+    else:
+        layer, shape = nn.Conv2d(groups * width, groups * outputs, kernel, groups=groups), (groups * width, 4, 4)
+    model, x = nn.Sequential(layer), torch.randn(20, *shape)
+    worth = pcn.Evenly()(model, pcn.analyze(model, [x]), ["0"], ())["0"]
+    assert (worth.diff()[:telling] > 0).all()
+    assert (worth[telling:] == worth[-1]).all()
+    assert worth[-1] == pytest.approx(telling / width * layer.weight.numel() * math.log(1001))
+
+
+def test_a_dense_layer_of_many_inputs_leaves_some_to_the_others() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 32), nn.ReLU(), nn.Linear(32, 32))
+    stats = pcn.analyze(model, [torch.randn(256, 64)])
+    for worth in (pcn.Evenly(), pcn.Hedged()):
+        plan = pcn.make_plan(model, stats, pcn.Budget(params=0.25, step=1, worth=worth))
+        assert plan.layers["0"].rank >= 12
+        assert plan.layers["2"].rank <= 32

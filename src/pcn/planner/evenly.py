@@ -21,10 +21,10 @@ class Evenly:
     """A layer of p weights that trains as much as the share s of its directions is worth p log(1 + 1000 s).
 
     A little more of any layer is then worth as much for its price as of any other with the same share, and the less
-    the larger that is: whoever has least is served next. Of directions, no more count than a layer can tell apart, as
-    many as its outputs, or with a kernel its outputs times its taps; nor do more weights. Where directions are read in patterns of taps they cost less,
-    and a layer gets as many more of them. Which of the forms that cost as much a layer has goes by its response, and
-    which directions it keeps is its basis's.
+    the larger that is: whoever has least is served next. No more directions count than a layer can tell apart, as many
+    as it has outputs, times its taps, and no more weights than it needs for these. Where directions are read in
+    patterns of taps they cost less, and a layer gets as many more of them. Which of the forms that cost as much a
+    layer has goes by its response, and which directions it keeps is its basis's.
     """
 
     needs_batches: ClassVar[bool] = False
