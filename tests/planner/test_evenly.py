@@ -53,20 +53,20 @@ def test_the_settings_name_it() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 12), st.sampled_from([None, 1, 3]), st.sampled_from([1, 2]))
-def test_directions_that_a_layer_cannot_tell_apart_are_worth_nothing(
+@given(st.integers(2, 40), st.integers(1, 12), st.sampled_from([None, 1, 3]), st.sampled_from([1, 2]))
+def test_directions_far_beyond_those_that_a_layer_can_tell_apart_are_worth_nothing(
     inputs: int, outputs: int, kernel: int | None, groups: int
 ) -> None:
-    width, telling = inputs, min(inputs, outputs * (kernel or 1) ** 2)
+    width, useful = inputs, min(inputs, 2 * outputs * (kernel or 1) ** 2)
     if kernel is None:
         layer, shape = nn.Linear(width, outputs), (width,)
     else:
         layer, shape = nn.Conv2d(groups * width, groups * outputs, kernel, groups=groups), (groups * width, 4, 4)
     model, x = nn.Sequential(layer), torch.randn(20, *shape)
     worth = pcn.Evenly()(model, pcn.analyze(model, [x]), ["0"], ())["0"]
-    assert (worth.diff()[:telling] > 0).all()
-    assert (worth[telling:] == worth[-1]).all()
-    assert worth[-1] == pytest.approx(telling / width * layer.weight.numel() * math.log(1001))
+    assert (worth.diff()[:useful] > 0).all()
+    assert (worth[useful:] == worth[-1]).all()
+    assert worth[-1] == pytest.approx(useful / width * layer.weight.numel() * math.log(1001))
 
 
 def test_a_dense_layer_of_many_inputs_leaves_some_to_the_others() -> None:
@@ -76,4 +76,4 @@ def test_a_dense_layer_of_many_inputs_leaves_some_to_the_others() -> None:
     for worth in (pcn.Evenly(), pcn.Hedged()):
         plan = pcn.make_plan(model, stats, pcn.Budget(params=0.25, step=1, worth=worth))
         assert plan.layers["0"].rank >= 12
-        assert plan.layers["2"].rank <= 32
+        assert plan.layers["2"].rank <= 64

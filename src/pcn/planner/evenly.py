@@ -13,6 +13,7 @@ from pcn.layers import canonical_weight, groups_of
 from pcn.planner.values import Values
 from pcn.statistics import Statistics
 
+SPARE = 2  # directions for each that a layer can tell apart: which they will be is not known yet
 STEEP = 1000.0  # a layer that has a thousandth or less of its directions is as urgent as can be
 
 
@@ -21,10 +22,10 @@ class Evenly:
     """A layer of p weights that trains as much as the share s of its directions is worth p log(1 + 1000 s).
 
     A little more of any layer is then worth as much for its price as of any other with the same share, and the less
-    the larger that is: whoever has least is served next. No more directions count than a layer can tell apart, as many
-    as it has outputs, times its taps, and no more weights than it needs for these. Where directions are read in
-    patterns of taps they cost less, and a layer gets as many more of them. Which of the forms that cost as much a
-    layer has goes by its response, and which directions it keeps is its basis's.
+    the larger that is: whoever has least is served next. No more directions count than twice as many as a layer can
+    tell apart, which is its outputs times its taps, and no more weights than it needs for these. Where directions are
+    read in patterns of taps they cost less, and a layer gets as many more of them. Which of the forms that cost as much
+    a layer has goes by its response, and which directions it keeps is its basis's.
     """
 
     needs_batches: ClassVar[bool] = False
@@ -36,6 +37,6 @@ class Evenly:
 
 def _worth(layer: nn.Module, width: int) -> Tensor:
     weight = canonical_weight(layer)
-    telling = min(width, weight.numel() // (groups_of(layer) * width))
-    share = torch.arange(width + 1, dtype=torch.float64).clamp_max(telling) / telling
-    return weight.numel() * telling / width * (STEEP * share).log1p()
+    useful = min(width, SPARE * weight.numel() // (groups_of(layer) * width))
+    share = torch.arange(width + 1, dtype=torch.float64).clamp_max(useful) / useful
+    return weight.numel() * useful / width * (STEEP * share).log1p()
