@@ -36,8 +36,8 @@ def test_every_run_is_there_once_and_meets_its_size() -> None:
     assert len(keys) == len({*keys}) == 3 * (1 + 5 * len(mnist_worths.SHARES))
     whole = mnist_worths.parameters(mnist_worths.WIDTH)
     for record in records:
-        name, _, share = record["network"].partition(" ")
-        limit = whole if name == "parent" else float(share) * whole
+        share = record["network"].rpartition(" ")[2]
+        limit = whole if share == "parent" else float(share) * whole
         assert 0.9 * limit < record["trainable_params"] <= limit  # steps of eight leave something
 
 

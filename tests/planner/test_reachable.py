@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import pcn
@@ -37,6 +39,28 @@ def test_what_is_refused_at_once_is_what_the_planner_refuses(
         assert early == refusal(lambda budget=budget: Question.of(model, stats, budget.settled(), graph, None))
         found.add(early is None)
     assert found == {True, False}
+
+
+NARROW = st.tuples(st.integers(4, 24), st.sampled_from([1, 2, 4]), st.sampled_from([1, 3]), st.sampled_from([1, 2]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(NARROW, min_size=1, max_size=3), st.floats(0.05, 0.9), st.sampled_from([1, 4, 8]), st.floats(0, 1))
+def test_strides_count_before_positions_are_known(
+    layers: list[tuple[int, int, int, int]], share: float, step: int, floor: float
+) -> None:
+    """What is not refused when a switch is made is not refused at the switch either."""
+    torch.manual_seed(0)
+    modules, width = [], 3
+    for filters, stride, kernel, groups in layers:
+        several = groups if width % groups == 0 == filters % groups else 1
+        modules += [nn.Conv2d(width, filters, kernel, stride, kernel // 2, groups=several), nn.ReLU()]
+        width = filters
+    model = nn.Sequential(*modules, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+    budget, x = pcn.Budget(params=share, step=step, floor=floor), torch.randn(16, 3, 16, 16)
+    early = refusal(lambda: pcn.Switch(model, None, budget))
+    late = refusal(lambda: pcn.make_plan(model, pcn.analyze(model, [x]), budget))
+    assert (early is None) == (late is None)
 
 
 def refusal(call: Callable[[], object]) -> str | None:

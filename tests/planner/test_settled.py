@@ -8,10 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import pcn
 from pcn.costs.count import count
 from pcn.planner.within import fit_budget
+from pcn.training import Settings
+from pcn.training.requests import requested
 from planned_network import BATCH, network
 
 LIMITS = ("params", "flops", "step_ms", "memory_mib", "stored")
@@ -63,6 +66,52 @@ def test_statistics_without_a_batch_give_a_plan_with_every_tap() -> None:
     assert all(rule.kernel_rank is None for rule in config.layers.values())
     with pytest.raises(pcn.StatisticsError, match="patterns=True"):
         pcn.make_plan(model, kept, replace(budget, patterns=True))
+
+
+def test_only_layers_that_could_have_patterns_are_said_to_have_none() -> None:
+    model = network()
+    kept = replace(pcn.analyze(model, [BATCH]), example=None)
+    for config in (pcn.PCNConfig(order="kept_block"), pcn.PCNConfig(layers={"3": pcn.LayerRule(kernel_rank=9)})):
+        plan = pcn.make_plan(model, kept, pcn.Budget(params=0.4, config=config))
+        assert plan.layers["3"].changed
+        assert "patterns" not in (plan.layers["3"].note or "")
+
+
+def dead() -> nn.Sequential:
+    """A network whose first layer puts out nothing but zeros."""
+    torch.manual_seed(0)
+    convolutions = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3))
+    model = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    nn.init.constant_(model[0].bias, -100.0)
+    return model.train()
+
+
+def test_a_layer_that_reads_nothing_trains_every_tap_unless_patterns_are_asked_for() -> None:
+    model, total = dead(), count(dead()).trainable
+    plan = pcn.Switch(model, None, params=0.3, at=1).after_epoch(1, [BATCH])
+    assert count(model).trainable <= 0.3 * total
+    for name in ("2", "4"):
+        assert plan.layers[name].kernel_rank is None
+        assert "read nothing but its mean in the first batch" in plan.layers[name].note
+    assert pcn.compress_(dead(), [BATCH], params=0.3) == plan
+    with pytest.raises(pcn.StatisticsError, match="patterns=False"):
+        pcn.compress_(dead(), [BATCH], pcn.Budget(params=0.3, patterns=True))
+
+
+def test_a_worth_that_looks_empty_is_one() -> None:
+    class Empty(pcn.Response):
+        def __len__(self) -> int:
+            return 0
+
+    assert isinstance(pcn.Budget(params=0.5, worth=Empty()).settled().worth, Empty)
+
+
+def test_settings_from_before_patterns_were_chosen_mean_what_they_did() -> None:
+    was = {"worth": "response", "patterns": False}
+    for without in ({"rank": "0.5"}, {"switch_at": "never"}):
+        assert Settings.from_mapping({**was, **without}).worth == "response"
+    wish = requested(Settings.from_mapping({**was, "params": 0.25, "switch_at": "1"}))
+    assert wish == replace(wish, worth=pcn.Response(), patterns=False)
 
 
 def test_a_switch_chooses_as_the_front_door_does() -> None:

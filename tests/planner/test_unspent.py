@@ -136,7 +136,7 @@ def test_what_is_unused_is_never_what_binds(params: float, flops: float, memory:
 
 
 def test_with_channels_dropped_it_is_said_too() -> None:
-    plan = planned(pcn.Budget(params=0.9, flops=0.4, drop_channels=True))
+    plan = planned(pcn.Budget(params=0.9, flops=0.4, worth=pcn.Response(), drop_channels=True))
     assert plan.slices
     assert plan.unspent is not None
     assert plan.unspent.endswith("stay unused, as flops has no room for more")

@@ -137,7 +137,7 @@ class Budget:
         >>> Budget(params=0.25).settled().patterns, Budget(flops=0.25).settled().worth
         (True, Response())
         """
-        worth = self.worth or (Hedged() if self.params is not None else Response())
+        worth = (Hedged() if self.params is not None else Response()) if self.worth is None else self.worth
         suits = self.params is not None and self.config.kernel_rank is None and not self.measures
         return replace(self, worth=worth, patterns=batch and suits if self.patterns is None else self.patterns)
 

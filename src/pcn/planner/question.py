@@ -56,6 +56,7 @@ class Question:
     prices: Prices
     frozen: tuple[str, ...] = ()  # layers that could change if they were not
     allow_costlier: bool = False  # whether forms that take more time, or memory, than the layer now are on offer too
+    silent: frozenset[str] = frozenset()  # layers of whose taps nothing is known, so that all of them are trained
 
     @classmethod
     def of(
@@ -66,6 +67,7 @@ class Question:
         graph: ChannelGraph | None,
         measured: Measured | None,
         example: Example | None = None,
+        silent: frozenset[str] = frozenset(),
     ) -> Question:
         """Ask; a budget that no ranks could meet is refused, before what they are worth is known.
 
@@ -97,7 +99,7 @@ class Question:
         plan = replace(ruled, layers={**ruled.layers, **layers})
         prices = Prices(budget.units, measured or NOTHING, None if budget.flops is None else operations(model, example))
         held = tuple(p.name for p in whole.transformed if p.frozen)
-        question = cls(model, budget, plan, tuple(layers), prices, held)
+        question = cls(model, budget, plan, tuple(layers), prices, held, silent=silent)
         if measured is not None and not fits(question.offers, question.room):
             question = replace(question, allow_costlier=True)
         check_some_fit(question.offers, question.room)
@@ -121,10 +123,14 @@ class Question:
 
     def forms(self, layer: LayerPlan, *, only_smaller: bool, allow_costlier: bool) -> list[Option]:
         """The forms that a layer could have, also those that are not on offer."""
-        step, floor, patterns = self.budget.rank_step, self.budget.floor, tried_patterns(layer, self.budget)
+        step, floor, patterns = self.budget.rank_step, self.budget.floor, self._patterns(layer)
         how = {"only_smaller": only_smaller, "allow_costlier": allow_costlier}
         both = on_both_sides(layer, self.budget)
         return list(forms(layer, step, self.prices, two_sided=both, floor=floor, patterns=patterns, **how))
+
+    def _patterns(self, layer: LayerPlan) -> tuple[int | None, ...]:
+        """The numbers of patterns of taps that a layer could have; None is every tap."""
+        return (None,) if layer.name in self.silent else tried_patterns(layer, self.budget)
 
     @cached_property
     def room(self) -> Room:
@@ -150,7 +156,7 @@ class Question:
         worth = self._worth(wish, stats, batches)
         by_size, beside = (getattr(wish, name, False) for name in ("by_size", "beside_response"))
         own = self._worth(Response(), stats, batches) if by_size else worth
-        choosing = [layer for layer in self.layers if len(tried_patterns(layer, self.budget)) > 1]
+        choosing = [layer for layer in self.layers if len(self._patterns(layer)) > 1]
         patterns = tap_shares(self.model, stats, choosing, self.budget.rank_step, taps)
         if by_size or isinstance(wish, Response):  # here it is known how the taps go together
             own = {**own, **{name: shares[:, -1] for name, shares in patterns.items()}}

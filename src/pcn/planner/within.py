@@ -20,18 +20,20 @@ from pcn.planner.measured import Measured
 from pcn.planner.measuring import measure_costs
 from pcn.planner.question import Question
 from pcn.planner.reachable import check_reachable, traced
+from pcn.planner.tap_shares import tap_directions, tried_patterns
 from pcn.planner.unspent import unspent
 from pcn.plans.cutting import without_classes
 from pcn.plans.fit import check_statistics
 from pcn.plans.layer_plan import NO_RANK, LayerPlan
 from pcn.plans.making import UNCALLED, make_plan
 from pcn.plans.plan import Plan
-from pcn.rewriting.taps import TapMoments
+from pcn.rewriting.taps import TapMoments, look_at_taps
 from pcn.running.example import Batches, Example, Forward
 from pcn.statistics import Statistics
 
 WHITENED = 1.0  # docs/comparison.md has the trials
 NO_BATCH = "every tap is trained, as patterns of taps are measured on a batch, and these statistics hold none"
+SILENT = "every tap is trained, as it read nothing but its mean in the first batch, on which patterns are measured"
 
 
 def fit_budget(
@@ -55,12 +57,12 @@ def fit_budget(
         raise ConfigError(
             "a configuration cannot say which channels go: make_plan(model, stats, budget) gives the plan"
         )
-    budget = budget.settled(batch=stats.example is not None)
+    budget, taps, silent = _settled(model, stats, budget)
     check_reachable(model, budget)
     graph = graph or _graph(model, stats.example, budget)[0]
     measured = measured or _measured(model, stats.example, budget)
-    question = Question.of(model, stats, budget, graph, measured)
-    return _as_config(question, question.answer(question.known(stats, batches)))
+    question = Question.of(model, stats, budget, graph, measured, silent=silent)
+    return _as_config(question, question.answer(question.known(stats, batches, taps)))
 
 
 def plan_within(
@@ -78,12 +80,13 @@ def plan_within(
 
     ``taps`` is what they read along :func:`pcn.planner.tap_shares.tap_directions`, where that was looked at already.
     """
-    looks, budget = budget.settled().patterns, budget.settled(batch=stats.example is not None)
+    wish = budget
+    budget, taps, silent = _settled(model, stats, wish, taps)
     check_reachable(model, budget)
     example = _as_example(model, stats.example if example is None else example)
     graph, untraced = (graph, UNCALLED) if graph is not None else _graph(model, example, budget)
     measured = measured or _measured(model, example, budget)
-    question = Question.of(model, stats, budget, graph, measured, example)
+    question = Question.of(model, stats, budget, graph, measured, example, silent)
     known = question.known(stats, batches, taps)
     if budget.drop_channels and graph is not None and example is not None:
         answer = with_channels(question, known, stats, graph, example)
@@ -100,13 +103,30 @@ def plan_within(
     for name, layer in plan.layers.items():
         if layer.frozen and layer.reason == NO_RANK:
             explained[name] = replace(layer, reason="its weight is frozen")
-    if looks and not budget.patterns:
-        explained |= {
-            name: each.with_note(NO_BATCH) for name, each in explained.items() if each.changed and each.taps > 1
-        }
+    chosen = wish.settled()
+    for name, layer in explained.items():
+        if layer.changed and wish.patterns is None and len(tried_patterns(layer, chosen)) > 1:
+            why = SILENT if name in silent else None if budget.patterns else NO_BATCH
+            explained[name] = layer if why is None else layer.with_note(why)
     usage = None if measured is None else measured.expected(plan)
     layers = {name: with_outputs(layer, answer) for name, layer in {**plan.layers, **explained}.items()}
     return replace(plan, layers=layers, usage=usage, unspent=answer.unspent)
+
+
+def _settled(
+    model: nn.Module, stats: Statistics, budget: Budget, taps: TapMoments | None = None
+) -> tuple[Budget, TapMoments | None, frozenset[str]]:
+    """The budget with nothing left open, what taps read, and the layers of which nothing is known by that.
+
+    Where patterns are asked for, such a layer is refused later.
+    """
+    settled = budget.settled(batch=stats.example is not None)
+    if not settled.patterns:
+        return settled, None, frozenset()
+    bare = unwrap(model)
+    taps = look_at_taps(bare, stats, tap_directions(bare, stats, settled)) if taps is None else taps
+    silent = () if budget.patterns else (name for name, moments in taps.items() if not bool(moments.any()))
+    return settled, taps, frozenset(silent)
 
 
 def _as_example(model: nn.Module, example: Any) -> Example | None:

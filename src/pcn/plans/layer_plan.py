@@ -43,6 +43,7 @@ class LayerPlan:
     bias_frozen: bool | None = None  # whether its bias takes no gradients; None: as its weight, and a gained one
     tied: bool = False  # whether its weight is a layer's before it, where it is counted
     kernel_rank: int | None = None  # patterns of taps for a direction, on average; None: every tap is trained
+    stride: int = 1  # positions of the input for each of the output, in all dimensions together
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept_inputs", self.kept_inputs or self.in_features)
@@ -171,9 +172,9 @@ class LayerPlan:
 
     @property
     def is_slower(self) -> bool:
-        """Whether it would take more operations than now, counted likewise; inputs as many as outputs if not known."""
+        """Whether it would take more operations than now, counted likewise; by its stride if positions are unknown."""
         if self.flops_after is None or self.flops_before is None or self.out_positions is None:
-            return replace(self, in_positions=1, out_positions=1).is_slower
+            return replace(self, in_positions=self.stride, out_positions=1).is_slower
         return self.flops_after - 2 * self.out_positions * self.frozen_size > self.flops_before
 
     @property

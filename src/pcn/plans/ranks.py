@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -74,6 +75,7 @@ def _describe(name: str, module: nn.Module, *, tied: bool) -> LayerPlan:
         not weight.requires_grad,
         bias_frozen=weight.requires_grad if apart else None,
         tied=tied,
+        stride=math.prod(getattr(module, "stride", ())),
     )
 
 

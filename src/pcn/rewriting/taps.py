@@ -20,7 +20,7 @@ from pcn.statistics import Statistics
 from pcn.statistics.pieces import exact_products
 
 MOST = 2**25  # numbers of patches that are held at once
-GIVE = "analyze anew, with such a batch first, or leave patterns of taps out (kernel_rank, Budget(patterns=True))"
+GIVE = "analyze anew, with such a batch first, or leave patterns of taps out (no kernel_rank; Budget(patterns=False))"
 
 # Layer -> sums of products of what its taps read along each direction, (g*r, taps, taps).
 TapMoments = dict[str, Tensor]

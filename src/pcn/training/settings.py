@@ -107,7 +107,9 @@ class Settings:
         None, "outputs of every layer that are trained: a number (1 is one), or a fraction (1.0 is all)"
     )
     kernel_rank: int | None = switch_option(
-        None, "patterns of taps for a direction of a convolution, on average; all taps if not given", least=1
+        None,
+        "patterns of taps for a direction of a convolution, on average (default: all taps, or as a budget chooses)",
+        least=1,
     )
     keep_outputs: int | float | None = switch_option(
         None, "outputs that every layer keeps: a number (1 is one), or a fraction (1.0 is all)"
@@ -183,11 +185,10 @@ class Settings:
             raise ConfigError(f"decoupled_decay with optimizer={self.optimizer!r}: it is for sgd; adamw has it")
         if self.rank is not None and self.has_budget:
             raise ConfigError("rank and a budget are both given: a budget chooses the ranks itself")
-        named = [name for name in ("two_sided", "drop_channels") if getattr(self, name)]
-        named += ["patterns"] if self.patterns is not None else []
+        named = [name for name in ("two_sided", "drop_channels", "patterns") if getattr(self, name)]
         named += [f"rank_step={self.rank_step}"] if self.rank_step != STEP else []
         named += [f"rank_floor={self.rank_floor}"] if self.rank_floor else []
-        if not self.has_budget and (named or self.worth is not None):
+        if not self.has_budget and (named or self.worth not in (None, WORTHS[0])):
             given = " and ".join(named) or f"worth={self.worth!r}"
             raise ConfigError(f"{given} without a budget: give one of {', '.join(LIMITS)}, or leave it out")
         if self.drop_channels and self.fade_epochs:
