@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_a_launch_that_is_no_candidate_gives_way_to_the_next_nearest() -> None:
     assert used(choices, 65536) == CANDIDATES[3]
 
 
-def test_a_launch_that_does_not_fit_is_given_up_on_as_many_rows_only() -> None:
+def test_a_launch_that_does_not_fit_is_given_up_on_as_many_rows_only(tmp_path: Path) -> None:
     from triton.runtime.errors import OutOfResources
 
     choices = Choices()
@@ -99,6 +100,8 @@ def test_a_launch_that_does_not_fit_is_given_up_on_as_many_rows_only() -> None:
     assert choices.found["GPU sums 64"] == OLD
     assert used(choices, 2**10) == OLD
     assert used(choices, 2**20) == CANDIDATES[0]
+    choices.save(tmp_path / "launches.json")  # nothing was timed
+    assert json.loads((tmp_path / "launches.json").read_text()).keys() == {"GPU sums 64"}
 
 
 @given(st.dictionaries(ROWS, st.sampled_from(CANDIDATES), max_size=5))

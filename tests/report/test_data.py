@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import pcn
 from pcn.cli import main
@@ -243,6 +244,20 @@ def test_the_same_run_can_be_asked_for_again(switched: Path) -> None:
     settings = Settings.from_mapping(json.loads((switched / "settings.json").read_text()))
     again = Settings.from_mapping(tomllib.loads(of_run(switched)["toml"] + 'rank = "90%"\nexclude = ["4"]'))
     assert again == settings
+
+
+def test_ranks_in_place_of_a_budget_are_preconditioned_as_it_did() -> None:
+    def said(*layers: nn.Module) -> float | None:
+        model, x = nn.Sequential(*layers), torch.randn(64, 3, 8, 8)
+        stats = pcn.analyze(model, [x])
+        plan = pcn.make_plan(model, stats, pcn.Budget(params=0.5))
+        assert plan.transformed
+        return of(stats, plan)["config"]["how"].get("precondition")
+
+    normed = nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32)
+    assert said(*normed) == 1.0
+    assert said(*normed, nn.ReLU(), nn.Conv2d(32, 32, 3)) is None  # one layer is, and the other is not
+    assert said(*normed[:3]) is None
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ class Choices:
 
     def __init__(self) -> None:
         self.found: dict[str, Launch] = {}
+        self.instead: dict[str, Launch] = {}  # of what the device has too little for; nothing says that it is fast
         self.tuning: Wanted | None = None  # which kernels are to be timed
         self.path: Path | None = None  # where what is found is kept at once
 
@@ -87,6 +88,7 @@ class Choices:
             if unknown and not torch.cuda.is_current_stream_capturing():
                 fastest = _fastest(run, candidates)
                 self.found[exact] = _fastest(run, [fastest, *spread([fastest], per_processor)])
+                self.instead.pop(exact, None)
                 if self.path is not None:
                     self.save(self.path)
             return self.launch(key, rows, candidates, run, per_processor)
@@ -107,14 +109,15 @@ class Choices:
         """
         from triton.runtime.errors import OutOfResources
 
-        first = self._known(nearest(key, rows), candidates, per_processor) or candidates[0]
+        known = self._known(nearest(key, rows), candidates, per_processor)
+        first = self.instead.get(at_rows(key, rows)) or known or candidates[0]
         try:
             return run(first)
         except OutOfResources:
             others = [launch for launch in candidates if launch != first]
             if not others:
                 raise
-            self.found[at_rows(key, rows)] = others[0]
+            self.instead[at_rows(key, rows)] = others[0]
             return self.launch(key, rows, others, run, per_processor)
 
     def save(self, path: Path) -> None:

@@ -86,7 +86,7 @@ def _report(
 ) -> Report:
     from pcn import __version__
 
-    how = _how(config)
+    how = _how(config, plan)
     if toml is None:
         lines = {"switch_at": "accuracy slows", **how}
         toml = "".join(f"{name} = {toml_value(value)}\n" for name, value in lines.items())
@@ -116,9 +116,16 @@ def _report(
     }
 
 
-def _how(config: PCNConfig) -> dict[str, Any]:
-    """What a configuration says of how layers are changed, whatever their ranks, where it is not the default."""
-    return {name: value for name in HOW if (value := getattr(config, name)) != getattr(PCNConfig(), name)}
+def _how(config: PCNConfig, plan: Plan | None) -> dict[str, Any]:
+    """What a configuration says of how layers are changed, whatever their ranks, where it is not the default.
+
+    A budget says itself how far directions are preconditioned, which ranks that are given do not.
+    """
+    said = {name: value for name in HOW if (value := getattr(config, name)) != getattr(PCNConfig(), name)}
+    powers = {layer.precondition for layer in plan.transformed} if plan is not None else set()
+    if config.precondition is None and len(powers) == 1 and 0.0 not in powers:
+        said["precondition"] = powers.pop()
+    return said
 
 
 def _short(name: str) -> str:
