@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pcn.planner.allocation import Served
+from pcn.planner.budget import Budget
 from pcn.planner.channels import Answer
 from pcn.planner.options import Option
 from pcn.planner.prices import taken_off
 from pcn.planner.question import Question
+from pcn.planner.tap_shares import tried_patterns
 from pcn.planner.units import MEASURED, UNITS, amounts, costlier
 from pcn.plans.layer_plan import LayerPlan
 
 NO_SMALLER = "no form of it would be smaller and no slower"
+NO_BATCH = "every tap is trained, as patterns of taps are measured on a batch, and these statistics hold none"
+SILENT = "every tap is trained, as it read nothing but its mean in the first batch, on which patterns are measured"
 
 
 def with_next_step(layer: LayerPlan, served: Served, alone: str | None = None) -> LayerPlan:
@@ -45,6 +49,12 @@ def _smaller(question: Question, layer: LayerPlan) -> list[Option]:
     """The forms that a budget of counted things alone would offer."""
     found = question.forms(layer, only_smaller=question.budget.config.skip_larger, allow_costlier=True)
     return [option for option in found if option.rank is not None]
+
+
+def with_unread_taps(layer: LayerPlan, wish: Budget, *, batch: bool) -> LayerPlan:
+    """The plan of a layer of whose taps nothing is known, with that, where a budget would have chosen patterns."""
+    chooses = wish.patterns is None and len(tried_patterns(layer, wish.settled())) > 1
+    return layer.with_note(SILENT if batch else NO_BATCH) if layer.changed and chooses else layer
 
 
 def with_outputs(layer: LayerPlan, answer: Answer) -> LayerPlan:

@@ -15,12 +15,12 @@ from pcn.layers import unwrap
 from pcn.planner.allocation import Served
 from pcn.planner.budget import Budget
 from pcn.planner.channels import Answer, with_channels
-from pcn.planner.explained import nothing_on_offer, with_next_step, with_outputs
+from pcn.planner.explained import nothing_on_offer, with_next_step, with_outputs, with_unread_taps
 from pcn.planner.measured import Measured
 from pcn.planner.measuring import measure_costs
 from pcn.planner.question import Question
 from pcn.planner.reachable import check_reachable, traced
-from pcn.planner.tap_shares import tap_directions, tried_patterns
+from pcn.planner.tap_shares import tap_directions
 from pcn.planner.unspent import unspent
 from pcn.plans.cutting import without_classes
 from pcn.plans.fit import check_statistics
@@ -32,8 +32,6 @@ from pcn.running.example import Batches, Example, Forward
 from pcn.statistics import Statistics
 
 WHITENED = 1.0  # docs/comparison.md has the trials
-NO_BATCH = "every tap is trained, as patterns of taps are measured on a batch, and these statistics hold none"
-SILENT = "every tap is trained, as it read nothing but its mean in the first batch, on which patterns are measured"
 
 
 def fit_budget(
@@ -57,8 +55,8 @@ def fit_budget(
         raise ConfigError(
             "a configuration cannot say which channels go: make_plan(model, stats, budget) gives the plan"
         )
-    budget, taps, silent = _settled(model, stats, budget)
     check_reachable(model, budget)
+    budget, taps, silent = _settled(model, stats, budget)
     graph = graph or _graph(model, stats.example, budget)[0]
     measured = measured or _measured(model, stats.example, budget)
     question = Question.of(model, stats, budget, graph, measured, silent=silent)
@@ -80,9 +78,9 @@ def plan_within(
 
     ``taps`` is what they read along :func:`pcn.planner.tap_shares.tap_directions`, where that was looked at already.
     """
+    check_reachable(model, budget)
     wish = budget
     budget, taps, silent = _settled(model, stats, wish, taps)
-    check_reachable(model, budget)
     example = _as_example(model, stats.example if example is None else example)
     graph, untraced = (graph, UNCALLED) if graph is not None else _graph(model, example, budget)
     measured = measured or _measured(model, example, budget)
@@ -103,11 +101,9 @@ def plan_within(
     for name, layer in plan.layers.items():
         if layer.frozen and layer.reason == NO_RANK:
             explained[name] = replace(layer, reason="its weight is frozen")
-    chosen = wish.settled()
-    for name, layer in explained.items():
-        if layer.changed and wish.patterns is None and len(tried_patterns(layer, chosen)) > 1:
-            why = SILENT if name in silent else None if budget.patterns else NO_BATCH
-            explained[name] = layer if why is None else layer.with_note(why)
+    unread = {name: layer for name, layer in explained.items() if name in silent or not budget.patterns}
+    batch = stats.example is not None
+    explained |= {name: with_unread_taps(layer, wish, batch=batch) for name, layer in unread.items()}
     usage = None if measured is None else measured.expected(plan)
     layers = {name: with_outputs(layer, answer) for name, layer in {**plan.layers, **explained}.items()}
     return replace(plan, layers=layers, usage=usage, unspent=answer.unspent)
