@@ -7,9 +7,6 @@ Each network is compiled and fused as in step_time.py; PyTorch's allocator keeps
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,10 +14,8 @@ from typing import Any
 
 import torch
 
-from pcn.whole_files import write_whole
-from step_time_jobs import Job, Result, Setting, release, set_up, with_forms, work
-from step_time_networks import NETWORKS
-from watched import watched
+from step_roles import look_at_roles
+from step_time_jobs import Job, Result, Setting, release, set_up, with_forms
 
 MIB = 2**20
 SHOWN = 30
@@ -28,27 +23,7 @@ EVENTS = 200_000  # of the allocator, that are kept
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", choices=list(NETWORKS), default="wide_resnet20-pcn1")
-    parser.add_argument("--batch", type=int, default=1024)
-    parser.add_argument("--roles", nargs="+", default=["parent", "parent_our_bn", "pcn"])
-    parser.add_argument("--way", choices=("whole", "blocks"), default="whole", help="of compiling")
-    parser.add_argument("--cache", type=Path, help="folder that keeps compiled code, as step_time.py's")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    found: dict[str, Result] = {}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        setting = Setting("cuda", False, given.cache or Path(folder))
-        for role in given.roles:
-            job = Job(NETWORKS[given.network], role, given.batch, given.way)
-            for report in watched(str(job), 180.0, work, memory_job, setting, job):
-                if "failed" in report:
-                    print(report["failed"], flush=True)
-                    continue
-                found[role] = report
-                show(role, report)
-    if given.out:
-        write_whole(given.out, (json.dumps(found, indent=1) + "\n").encode())
+    look_at_roles(__doc__, memory_job, show, roles=("parent", "parent_our_bn", "pcn"), limit_s=180.0)
 
 
 def memory_job(setting: Setting, job: Job) -> Iterator[Result]:
@@ -63,14 +38,12 @@ def memory_job(setting: Setting, job: Job) -> Iterator[Result]:
     events = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     torch.cuda.memory._record_memory_history(enabled=None)
     held = Counter((event["size"], asked_by(event)) for event in alive_at_peak(events))
-    yield {
-        "peak_mib": torch.cuda.max_memory_allocated() / MIB,
-        "before_mib": before / MIB,
-        "blocks": [
-            {"mib": size * count / MIB, "each_mib": size / MIB, "count": count, "asked_by": by}
-            for (size, by), count in sorted(held.items(), key=lambda item: -item[0][0] * item[1])
-        ],
-    }
+    blocks = [
+        {"mib": size * count / MIB, "each_mib": size / MIB, "count": count, "asked_by": by}
+        for (size, by), count in sorted(held.items(), key=lambda item: -item[0][0] * item[1])
+    ]
+    peak = torch.cuda.max_memory_allocated()
+    yield {"found": {"peak_mib": peak / MIB, "before_mib": before / MIB, "blocks": blocks}}
 
 
 def alive_at_peak(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

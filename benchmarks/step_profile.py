@@ -7,44 +7,20 @@ Each network is compiled and fused as in step_time.py, and its CUDA graph is rep
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
-from pcn.whole_files import write_whole
-from step_time_jobs import Job, Result, Setting, set_up, with_forms, work
-from step_time_networks import NETWORKS
-from watched import watched
+from step_roles import look_at_roles
+from step_time_jobs import Job, Result, Setting, set_up, with_forms
 
 REPLAYS = 5
 SHOWN = 25
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", choices=list(NETWORKS), default="wide_resnet20-pcn1")
-    parser.add_argument("--batch", type=int, default=1024)
-    parser.add_argument("--roles", nargs="+", default=["parent", "pcn", "narrow"])
-    parser.add_argument("--way", choices=("whole", "blocks"), default="whole", help="of compiling")
-    parser.add_argument("--cache", type=Path, help="folder that keeps compiled code, as step_time.py's")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    found: dict[str, list[Result]] = {}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        setting = Setting("cuda", False, given.cache or Path(folder))
-        for role in given.roles:
-            job = Job(NETWORKS[given.network], role, given.batch, given.way)
-            for report in watched(str(job), 120.0, work, profile_job, setting, job):
-                print(report.get("failed", ""), flush=True)
-                found[role] = report.get("kernels", [])
-                show(role, found[role])
-    if given.out:
-        write_whole(given.out, (json.dumps(found, indent=1) + "\n").encode())
+    look_at_roles(__doc__, profile_job, show, roles=("parent", "pcn", "narrow"), limit_s=120.0)
 
 
 def profile_job(setting: Setting, job: Job) -> Iterator[Result]:
@@ -62,7 +38,7 @@ def profile_job(setting: Setting, job: Job) -> Iterator[Result]:
         if event.device_type == torch.autograd.DeviceType.CUDA:
             taken[event.name].append(event.time_range.elapsed_us() / 1000)
     rows = [{"kernel": name, "calls": len(ms) // REPLAYS, "ms": sum(ms) / REPLAYS} for name, ms in taken.items()]
-    yield {"kernels": sorted(rows, key=lambda row: -row["ms"])}
+    yield {"found": sorted(rows, key=lambda row: -row["ms"])}
 
 
 def show(role: str, rows: list[Result]) -> None:

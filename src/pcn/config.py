@@ -103,9 +103,8 @@ class PCNConfig:
     exclude: tuple[str, ...] = ()
     order: Order = "truncate_first"
     output_rank: int | float | None = None  # the same from the other side: outputs that are trained and then expanded
-    kernel_rank: int | None = (
-        None  # patterns of taps for a convolution's direction, on average; None: every tap, or as a budget chooses
-    )
+    # patterns of taps for a convolution's direction, on average; None: every tap, or as a budget chooses
+    kernel_rank: int | None = None
     basis: BasisKind = "pca"  # "response": best for the layer's output; "balanced": for the loss; "random": a control
     # 0 to 1: how far directions get the same variance; None: 0, but 1 within a budget where a batch norm follows
     precondition: float | None = None

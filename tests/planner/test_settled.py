@@ -21,20 +21,20 @@ LIMITS = ("params", "flops", "step_ms", "memory_mib", "stored")
 MEASURED = {"step_ms", "memory_mib"}
 
 
-@given(limits=st.sets(st.sampled_from(LIMITS), min_size=1), batch=st.booleans(), kernel_rank=st.sampled_from([None, 2]))
-def test_worth_and_patterns_go_by_the_limits(limits: set[str], batch: bool, kernel_rank: int | None) -> None:
+@given(limits=st.sets(st.sampled_from(LIMITS), min_size=1), kernel_rank=st.sampled_from([None, 2]))
+def test_worth_and_patterns_go_by_the_limits(limits: set[str], kernel_rank: int | None) -> None:
     budget = pcn.Budget(**dict.fromkeys(limits, 0.5), config=pcn.PCNConfig(kernel_rank=kernel_rank))
-    found = budget.settled(batch)
+    found = budget.settled()
     assert found.worth == (pcn.Hedged() if "params" in limits else pcn.Response())
-    assert found.patterns is ("params" in limits and not limits & MEASURED and batch and kernel_rank is None)
-    assert found.settled(not batch) == found
+    assert found.patterns is ("params" in limits and not limits & MEASURED and kernel_rank is None)
+    assert found.settled() == found
     assert replace(found, worth=None, patterns=None) == budget
 
 
-@given(patterns=st.booleans(), worth=st.sampled_from([pcn.Response(), pcn.Evenly(), pcn.Taylor()]), batch=st.booleans())
-def test_what_is_said_stays(patterns: bool, worth: pcn.Response, batch: bool) -> None:
+@given(patterns=st.booleans(), worth=st.sampled_from([pcn.Response(), pcn.Evenly(), pcn.Taylor()]))
+def test_what_is_said_stays(patterns: bool, worth: pcn.Response) -> None:
     budget = pcn.Budget(params=0.5, worth=worth, patterns=patterns)
-    assert budget.settled(batch) == budget
+    assert budget.settled() == budget
     assert budget.needs_batches is worth.needs_batches
 
 

@@ -260,6 +260,25 @@ def test_ranks_in_place_of_a_budget_are_preconditioned_as_it_did() -> None:
     assert said(*normed[:3]) is None
 
 
+@pytest.mark.parametrize(("powers", "said"), [((1.0, 1.0), 1.0), ((1.0, 0.0), None)])
+def test_a_run_within_a_budget_hands_its_preconditioning_on(
+    switched: Path, tmp_path: Path, powers: tuple[float, ...], said: float | None
+) -> None:
+    import tomllib
+
+    run = shutil.copytree(switched, tmp_path / "run")
+    settings, plan = (json.loads((run / name).read_text()) for name in ("settings.json", "plan.json"))
+    changed = [layer for layer in plan["layers"] if "rank" in layer]
+    assert len(changed) > 1
+    for number, layer in enumerate(changed):
+        layer["precondition"] = powers[min(number, 1)]
+    (run / "settings.json").write_text(json.dumps({**settings, "rank": None, "params": 0.5}))
+    (run / "plan.json").write_text(json.dumps(plan))
+    report = of_run(run)
+    assert tomllib.loads(report["toml"]).get("precondition") == said
+    assert report["config"]["how"].get("precondition") == said
+
+
 @pytest.mark.parametrize(
     "asked",
     [

@@ -90,10 +90,6 @@ class Engine:
         moments = self._added_up(lambda: measure_taps(plan, bases, base, stats))
         return agree_on_plan(lambda: (plan, with_patterns(plan, bases, moments, base)), self.model, self.ranks, source)
 
-    def has_batch(self, stats: Statistics) -> bool:
-        """Whether any rank's statistics have seen one that they keep."""
-        return any(self.ranks.gather(stats.example is not None))
-
     def _planning_rank(self, stats: Statistics | None) -> int:
         """The first rank that has a batch; the very first, if none has."""
         has_one = self.ranks.gather(stats is not None and stats.example is not None)

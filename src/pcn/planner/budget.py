@@ -128,8 +128,8 @@ class Budget:
         """Whether the model has to run on the batches to know what its directions are worth."""
         return self.worth is not None and self.worth.needs_batches
 
-    def settled(self, batch: bool = True) -> Budget:
-        """The budget with nothing left open; ``batch`` says whether there is one to look at taps on.
+    def settled(self) -> Budget:
+        """The budget with nothing left open.
 
         Where trained parameters are limited, shares that are even beside the response, and few patterns of taps for
         each of many directions, have trained best. Patterns save neither operations nor, as measured, time or memory.
@@ -139,7 +139,7 @@ class Budget:
         """
         worth = (Hedged() if self.params is not None else Response()) if self.worth is None else self.worth
         suits = self.params is not None and self.config.kernel_rank is None and not self.measures
-        return replace(self, worth=worth, patterns=batch and suits if self.patterns is None else self.patterns)
+        return replace(self, worth=worth, patterns=suits if self.patterns is None else self.patterns)
 
     def trained_by(self, optimizer: Optimizers) -> Budget:
         """The budget that counts this optimizer's state, unless it says itself which."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pcn.planner.allocation import Served
-from pcn.planner.budget import Budget
 from pcn.planner.channels import Answer
 from pcn.planner.options import Option
 from pcn.planner.prices import taken_off
 from pcn.planner.question import Question
-from pcn.planner.tap_shares import tried_patterns
 from pcn.planner.units import MEASURED, UNITS, amounts, costlier
 from pcn.plans.layer_plan import LayerPlan
 
@@ -49,12 +47,6 @@ def _smaller(question: Question, layer: LayerPlan) -> list[Option]:
     """The forms that a budget of counted things alone would offer."""
     found = question.forms(layer, only_smaller=question.budget.config.skip_larger, allow_costlier=True)
     return [option for option in found if option.rank is not None]
-
-
-def with_unread_taps(layer: LayerPlan, wish: Budget, *, batch: bool) -> LayerPlan:
-    """The plan of a layer of whose taps nothing is known, with that, where a budget would have chosen patterns."""
-    chooses = wish.patterns is None and len(tried_patterns(layer, wish.settled())) > 1
-    return layer.with_note(SILENT if batch else NO_BATCH) if layer.changed and chooses else layer
 
 
 def with_outputs(layer: LayerPlan, answer: Answer) -> LayerPlan:

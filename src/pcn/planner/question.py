@@ -142,7 +142,8 @@ class Question:
             if layer.name not in self.names and layer.changed:
                 others = added(taken_off(others, self.prices.before(layer)), self.prices.after(layer))
         others = taken_off(others, {**dict.fromkeys(others, 0), **_cut_elsewhere(self.model, self.plan, others)})
-        steps = Steps.of(self.budget, self.layers, self.prices, others)
+        sure = replace(self.budget, patterns=False) if self.silent else self.budget  # what is advised can be had
+        steps = Steps.of(sure, self.layers, self.prices, others)
         return Room(limits, others, now=now, steps=steps, frozen=self.frozen)
 
     def without(self, graph: ChannelGraph, dropped: Tensor) -> Question:

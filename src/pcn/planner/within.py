@@ -15,7 +15,7 @@ from pcn.layers import unwrap
 from pcn.planner.allocation import Served
 from pcn.planner.budget import Budget
 from pcn.planner.channels import Answer, with_channels
-from pcn.planner.explained import nothing_on_offer, with_next_step, with_outputs, with_unread_taps
+from pcn.planner.explained import NO_BATCH, SILENT, nothing_on_offer, with_next_step, with_outputs
 from pcn.planner.measured import Measured
 from pcn.planner.measuring import measure_costs
 from pcn.planner.question import Question
@@ -79,8 +79,7 @@ def plan_within(
     ``taps`` is what they read along :func:`pcn.planner.tap_shares.tap_directions`, where that was looked at already.
     """
     check_reachable(model, budget)
-    wish = budget
-    budget, taps, silent = _settled(model, stats, wish, taps)
+    budget, taps, silent = _settled(model, stats, budget, taps)
     example = _as_example(model, stats.example if example is None else example)
     graph, untraced = (graph, UNCALLED) if graph is not None else _graph(model, example, budget)
     measured = measured or _measured(model, example, budget)
@@ -101,9 +100,9 @@ def plan_within(
     for name, layer in plan.layers.items():
         if layer.frozen and layer.reason == NO_RANK:
             explained[name] = replace(layer, reason="its weight is frozen")
-    unread = {name: layer for name, layer in explained.items() if name in silent or not budget.patterns}
-    batch = stats.example is not None
-    explained |= {name: with_unread_taps(layer, wish, batch=batch) for name, layer in unread.items()}
+    unread = [name for name, layer in explained.items() if name in silent and layer.changed]
+    why = NO_BATCH if stats.example is None else SILENT
+    explained |= {name: explained[name].with_note(why) for name in unread}
     usage = None if measured is None else measured.expected(plan)
     layers = {name: with_outputs(layer, answer) for name, layer in {**plan.layers, **explained}.items()}
     return replace(plan, layers=layers, usage=usage, unspent=answer.unspent)
@@ -112,11 +111,11 @@ def plan_within(
 def _settled(
     model: nn.Module, stats: Statistics, budget: Budget, taps: TapMoments | None = None
 ) -> tuple[Budget, TapMoments | None, frozenset[str]]:
-    """The budget with nothing left open, what taps read, and the layers of which nothing is known by that.
+    """The budget with nothing left open, what taps read, and the layers of whose taps that says nothing.
 
-    Where patterns are asked for, such a layer is refused later.
+    All of these layers' taps are trained; where patterns were asked for, there are none, and they are refused later.
     """
-    settled = budget.settled(batch=stats.example is not None)
+    settled = budget.settled()
     if not settled.patterns:
         return settled, None, frozenset()
     bare = unwrap(model)

@@ -115,10 +115,7 @@ def _fits(value: Any, expected: Any) -> bool:
 
 
 def _is_possible(layer: LayerPlan) -> bool:
-    sizes = (
-        *(layer.in_features, layer.out_features, layer.groups),
-        *(layer.kept_inputs, layer.kept_outputs, layer.stride),
-    )
+    sizes = (layer.in_features, layer.out_features, layer.groups, layer.kept_inputs, layer.kept_outputs, layer.stride)
     if layer.kind not in LAYER_TYPES or min(sizes) < 1 or len(layer.kernel) != LAYER_TYPES[layer.kind].spatial:
         return False
     fits = layer.kept_inputs <= layer.in_features and layer.kept_outputs <= layer.out_features

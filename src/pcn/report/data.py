@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def of(
         facts=_facts(history) if metrics else ["statistics and a plan" if plan else "statistics; nothing is planned"],
         spectra=spectra_of(stats, plan),
         plan=plan,
-        config=config or PCNConfig(),
+        config=_preconditioned(config or PCNConfig(), plan),
         headline=headline.of_run(plan, metrics, None) if metrics else headline.of_plan(plan),
         history=history,
         test_accuracy=test_accuracy,
@@ -59,6 +60,7 @@ def of_run(folder: Path | str) -> Report:
     config = pcn_config(run.settings) if switches else PCNConfig()
     history = history_of(run.metrics)
     plan = run.plan if history["switch"] is not None else None  # the file may be ahead of a run that was killed
+    config = _preconditioned(config, plan)
     return _report(
         title=f"{_short(run.settings.model)} on {_short(run.settings.data)}",
         facts=[*_facts(history, None if run.result else run.settings.epochs), f"seed {run.settings.seed}"],
@@ -67,7 +69,7 @@ def of_run(folder: Path | str) -> Report:
         config=config,
         headline=headline.of_run(plan, run.metrics, run.result),
         history=history,
-        toml=same_run(run.settings),
+        toml=same_run(replace(run.settings, precondition=config.precondition)),
         test_accuracy=(run.result or {}).get("test_accuracy"),
     )
 
@@ -86,7 +88,7 @@ def _report(
 ) -> Report:
     from pcn import __version__
 
-    how = _how(config, plan)
+    how = _how(config)
     if toml is None:
         lines = {"switch_at": "accuracy slows", **how}
         toml = "".join(f"{name} = {toml_value(value)}\n" for name, value in lines.items())
@@ -116,16 +118,16 @@ def _report(
     }
 
 
-def _how(config: PCNConfig, plan: Plan | None) -> dict[str, Any]:
-    """What a configuration says of how layers are changed, whatever their ranks, where it is not the default.
+def _how(config: PCNConfig) -> dict[str, Any]:
+    """What a configuration says of how layers are changed, whatever their ranks, where it is not the default."""
+    return {name: value for name in HOW if (value := getattr(config, name)) != getattr(PCNConfig(), name)}
 
-    A budget says itself how far directions are preconditioned, which ranks that are given do not.
-    """
-    said = {name: value for name in HOW if (value := getattr(config, name)) != getattr(PCNConfig(), name)}
-    powers = {layer.precondition for layer in plan.transformed} if plan is not None else set()
-    if config.precondition is None and len(powers) == 1 and 0.0 not in powers:
-        said["precondition"] = powers.pop()
-    return said
+
+def _preconditioned(config: PCNConfig, plan: Plan | None) -> PCNConfig:
+    """The configuration with what a budget chose by itself, and ranks that are given would not, if all layers agree."""
+    powers = set() if plan is None else {layer.precondition for layer in plan.transformed}
+    chosen = config.precondition is None and len(powers) == 1 and 0.0 not in powers
+    return replace(config, precondition=powers.pop()) if chosen else config
 
 
 def _short(name: str) -> str:

@@ -304,9 +304,8 @@ class Switch:
     def _maker(self, stats: Statistics, batches: Batches) -> Callable[[], Made]:
         """How one process makes the plan, once all of them have measured what none of them can alone."""
         wish, taps = self._wish, None
-        if isinstance(wish, Budget):
-            settled = wish.settled(batch=self._engine.has_batch(stats))
-            taps = self._engine.look_at_taps(stats, settled) if settled.patterns else None
+        if isinstance(wish, Budget) and (settled := wish.settled()).patterns:
+            taps = self._engine.look_at_taps(stats, settled)
         return lambda: self._make(stats, batches, taps)
 
     def _make(self, stats: Statistics, batches: Batches, taps: TapMoments | None) -> Made:
