@@ -20,7 +20,7 @@ from peers.switches import PeerSwitch
 
 NEEDS_PLAN = ("narrow-planned", "pcn-from-scratch")
 SWITCHED_BY_US = (
-    *("pcn-paper", "pcn-planner", "pcn-planner-default", "pcn-planner-every-tap", "pcn-planner-random-basis"),
+    *("pcn-paper", "pcn-planner", "pcn-planner-random-basis", "pcn-planner-four-patterns", "pcn-planner-every-tap"),
 )
 SWITCHES: dict[str, type[PeerSwitch]] = {
     "svd-quarter": QuarterRank,
@@ -28,6 +28,7 @@ SWITCHES: dict[str, type[PeerSwitch]] = {
     "torch-pruning": TorchPruning,
 }
 
+FOUR_PATTERNS = {"kernel_rank": 4, "worth": "evenly", "exclude": ("conv1", "fc")}  # WideResNet-20's names
 PACKAGES = {"torch-pruning": "torch_pruning"}  # what methods import that does not come with the library
 
 
@@ -77,8 +78,8 @@ def changes(run: Run, base: Settings, plans: Path) -> dict[str, Any]:
             return {**switched, **parent.paper[target], "carry_state": False}
         case "pcn-planner":
             return {**switched, "params": target, **parent.planner}
-        case "pcn-planner-default":
-            return {**switched, "params": target}
+        case "pcn-planner-four-patterns":
+            return {**switched, "params": target, **FOUR_PATTERNS}
         case "pcn-planner-every-tap":
             return {**switched, "params": target, "worth": "response", "patterns": False}
         case "pcn-planner-random-basis":

@@ -66,7 +66,6 @@ PARENTS: dict[str, Parent] = {
         paper={1_094_154: {"pcn": "wide_resnet20-pcn1"}, 473_802: {"pcn": "wide_resnet20-pcn2"}},
         usual=Point(0.1, 1e-4),
         grid=_around((0.05, 0.1, 0.2), (1e-4, 5e-4)),
-        planner={"kernel_rank": 4, "worth": "evenly", "exclude": ("conv1", "fc")},
     ),
     "conv4": Parent(
         recipe=_conv4,

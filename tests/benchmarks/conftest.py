@@ -31,7 +31,6 @@ def tiny_parent(_scripts_can_be_imported: None, monkeypatch: pytest.MonkeyPatch)
         )
 
     point = Point(0.05, 1e-4)
-    paper, planner = {120_000: {"rank": "0.5"}}, PARENTS["wide_resnet20"].planner
-    tiny = Parent(recipe, lambda epochs: 1, paper, point, (point,), planner=planner, grid_epochs=2)
+    tiny = Parent(recipe, lambda epochs: 1, {120_000: {"rank": "0.5"}}, point, (point,), grid_epochs=2)
     monkeypatch.setitem(PARENTS, "tiny", tiny)
     return "tiny"

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+import pcn
 from pcn.costs.count import count
 from pcn.models import wide_resnet20
 
@@ -25,7 +26,7 @@ TARGET = 120_000  # the size of the tiny parent's PCNs
 METHODS = (
     *("parent", "narrow", "narrow-planned", "pcn-from-scratch", "pcn-paper", "pcn-planner"),
     *("pcn-planner-random-basis", "svd-quarter", "svd-stable-rank", "torch-pruning"),
-    *("pcn-planner-every-tap", "pcn-planner-default"),
+    *("pcn-planner-four-patterns", "pcn-planner-every-tap"),
 )
 FIELDS = (
     *("method", "parent", "seed", "epochs", "trainable_params", "total_params", "flops_per_sample", "test_accuracy"),
@@ -709,14 +710,13 @@ def test_the_order_has_every_run_that_is_asked_for_once() -> None:
             assert seeds(method, target, 60) == (5 if METHODS.index(method) < 6 else 3)
     assert seeds("parent", 1_094_154, 60) == 5
     assert [seeds(method, 1_094_154, 182) for method in ("parent", "narrow", "pcn-planner")] == [3, 3, 3]
-    assert [seeds(method, 101_810, 20) for method in METHODS] == [5] * 10 + [0, 5]
-    for method, long in zip(METHODS[10:], (0, 3), strict=True):
+    assert [seeds(method, 101_810, 20) for method in METHODS] == [5] * 10 + [0, 0]
+    for method, long in zip(METHODS[10:], (3, 0), strict=True):
         assert [seeds(method, target, 60) for target in (1_094_154, 473_802)] == [5, 0]
         assert [seeds(method, target, 182) for target in (1_094_154, 473_802)] == [long, long]
     first = [run.method for run in final[:20]]
     assert set(first) == {"parent", "narrow", "pcn-planner", "pcn-paper"}
-    assert {run.method for run in final[20:31]} == {"pcn-planner-default"}
-    assert {(run.target, run.epochs) for run in final[25:46]} == {(473_802, 182), (1_094_154, 182)}
+    assert {(run.target, run.epochs) for run in final[20:35]} == {(473_802, 182), (1_094_154, 182)}
     conv4, last = (max(i for i, r in enumerate(final) if r.target == size) for size in (101_810, 473_802))
     small = [i for i, r in enumerate(final) if (r.method, r.target) == ("svd-quarter", 473_802)]
     assert conv4 < min(small) <= max(small) <= last
@@ -725,14 +725,19 @@ def test_the_order_has_every_run_that_is_asked_for_once() -> None:
 
 
 @pytest.mark.parametrize("target", [1_094_154, 473_802])
-def test_networks_of_suggested_widths_meet_the_size_in_eights(target: int) -> None:
+def test_networks_of_suggested_widths_meet_the_size_in_eights_or_fours(target: int, tmp_path: Path) -> None:
     from peers.networks import planned_widths
+    from peers.order import Run
+    from peers.plans import Plans, plan_name
 
-    plans = ROOT / "benchmarks" / "results" / "peers_plans.json"
-    name = next(name for name in json.loads(plans.read_text()) if f"-{target}-" in name)
-    model = planned_widths("wide_resnet20", {}, str(plans), name)
+    torch.manual_seed(0)
+    parent, run = wide_resnet20(), Run("pcn-planner", "wide_resnet20", target, 60, 0)
+    stats = pcn.analyze(parent, [torch.randn(8, 3, 32, 32)])
+    plans = Plans(tmp_path / "plans.json")
+    plans.add(run, pcn.make_plan(parent, stats, pcn.Budget(params=target)).to_json())
+    model = planned_widths("wide_resnet20", {}, str(plans.path), plan_name(run))
     assert count(model).trainable == pytest.approx(target, rel=0.03)
-    assert not any(p.shape[0] % 8 for p in model.parameters() if p.ndim == 4)
+    assert not any(p.shape[0] % 4 for p in model.parameters() if p.ndim == 4)
 
 
 def test_the_plain_networks_of_the_comparison_have_its_sizes() -> None:
