@@ -76,7 +76,7 @@ def test_its_own_weights_are_projected(wrapper: str, make: Callable[[], nn.Modul
     for parameter in inner.parameters():
         nn.init.normal_(parameter)
     own = copy.deepcopy(inner)
-    switch = pcn.Switch(model, None, CONFIG, ema=ema)
+    switch = pcn.Switch(model, None, CONFIG, ema=ema, keep_statistics=True)
     plan = switch.now([vectors(0)[0].double()])
     assert switch.statistics is not None
     for name, basis in find_bases(plan, switch.statistics, model).items():

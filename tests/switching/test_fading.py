@@ -74,7 +74,7 @@ def test_the_cut_at_the_end_changes_nothing(kind: str, options: dict[str, Any]) 
 
 def test_each_step_takes_the_same_share_of_what_was_there() -> None:
     model, x, _ = built("dense")
-    switch = pcn.Switch(model, None, pcn.PCNConfig(**CONFIG), at=1, fade=5)
+    switch = pcn.Switch(model, None, pcn.PCNConfig(**CONFIG), at=1, fade=5, keep_statistics=True)
     switch.after_epoch(1, [x])
     assert switch.statistics is not None
     basis = switch.statistics.basis("fc2", 12)
@@ -175,7 +175,7 @@ def test_an_averaged_copy_fades_too() -> None:
 def test_half_precision_does_not_round_the_fading_away() -> None:
     model, x, _ = built("dense")
     model, x = model.half(), x.half()
-    switch = pcn.Switch(model, None, pcn.PCNConfig(**CONFIG), at=1, fade=1000)
+    switch = pcn.Switch(model, None, pcn.PCNConfig(**CONFIG), at=1, fade=1000, keep_statistics=True)
     switch.after_epoch(1, [x])
     assert switch.statistics is not None
     basis = switch.statistics.basis("fc2", 12)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from torch import nn
 
 import pcn
 from pcn.nn import PCModule
-from pcn.switching import Progress
+from pcn.switching import Progress, SubspacesSettle
 
 
 def network() -> nn.Sequential:
@@ -176,7 +179,8 @@ def test_a_basis_that_balances_a_loss_of_ones_own() -> None:
 
     model = network()
     expected = pcn.analyze(model, batches, gradients=loss).gradient_moments("2")
-    switch = pcn.Switch(model, None, pcn.PCNConfig(rank=12, basis="balanced"), analysis={"gradients": loss}, fade=1)
+    balanced, analysis = pcn.PCNConfig(rank=12, basis="balanced"), {"gradients": loss}
+    switch = pcn.Switch(model, None, balanced, analysis=analysis, fade=1, keep_statistics=True)
     assert switch.after_epoch(1, batches) is None
     assert switch.statistics is not None
     assert torch.equal(switch.statistics.gradient_moments("2"), expected)
@@ -198,3 +202,27 @@ def test_epochs_that_count_from_zero_are_refused() -> None:
     switch = pcn.Switch(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64)), None, at=1)
     with pytest.raises(pcn.ConfigError, match="epoch=0: give how many epochs are done, which is 1 after the first"):
         switch.after_epoch(0, [torch.randn(512, 32)])
+
+
+class Remembering(pcn.Switch):
+    """A switch that knows what it has measured as long as anybody holds that."""
+
+    def look(self, batches: Any) -> pcn.Statistics:
+        found = super().look(batches)
+        self.measured_then = weakref.ref(found)
+        return found
+
+
+@pytest.mark.parametrize("fade", [0, 1])
+def test_nobody_holds_what_was_measured_after_the_switch(fade: int) -> None:
+    inputs, _ = data()
+    for kept in (False, True):
+        rule = SubspacesSettle(within=0.9)
+        switch = Remembering(network(), None, pcn.PCNConfig(rank=4), at=rule, fade=fade, keep_statistics=kept)
+        for epoch in (1, 2):
+            switch.after_epoch(epoch, [inputs])
+        switch.after_step(1, [inputs])
+        assert switch.plan is not None
+        gc.collect()
+        assert (switch.measured_then() is not None) == (switch.statistics is not None) == kept
+        assert switch.state_dict()["directions"] == {}

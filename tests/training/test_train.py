@@ -362,6 +362,7 @@ def test_how_the_layers_inputs_are_measured() -> None:
             layers={"4": {"rank": 4}, "8": {"rank": 8}}, calibration_samples=200, **changes,
         )  # fmt: skip
         trainer = Trainer(settings, load_data(settings, torch.device("cpu"), torch.float32))
+        trainer.switch.keep_statistics = True
         assert trainer.run() is not None
         return trainer.switch.statistics
 

@@ -68,7 +68,8 @@ class Switch:
     them make the same calls, each with its own batches. ``measured`` are costs that :func:`pcn.measure_costs` found:
     a budget of time or memory that cannot be met is then refused at once, and with a batch as ``example`` one of
     operations is, which would show at the switch. ``analysis`` are further arguments of
-    :func:`pcn.analyze`, whose mode is ``"batch"`` within a budget: what counts is what training sees.
+    :func:`pcn.analyze`, whose mode is ``"batch"`` within a budget: what counts is what training sees. What the plan was
+    made from may take more memory than a step does; it stays in ``statistics`` with ``keep_statistics`` alone.
 
     >>> model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     >>> switch = Switch(model, None, PCNConfig(rank=16), at=2)  # give your optimizer in place of None
@@ -92,6 +93,7 @@ class Switch:
     measured: Measured | None = None
     example: Any = None
     analysis: Mapping[str, Any] = field(default_factory=dict)
+    keep_statistics: bool = False
     plan: Plan | None = field(default=None, init=False)
     statistics: Statistics | None = field(default=None, init=False, repr=False)
     _seen: History = field(default_factory=History, init=False, repr=False)
@@ -175,6 +177,8 @@ class Switch:
         plan = self._begin(batches, statistics) if due else None
         if self._fading is not None:
             self._fading.check_moves()  # to count from the end of this epoch
+        if self.begun:
+            seen.subspaces = {}  # nobody will ask how far they have moved
         self._seen = seen
         return plan
 
@@ -261,7 +265,7 @@ class Switch:
         engine.ranks.together(lambda: check_untransformed(self.model))
         batches = engine.ranks.together(lambda: repeatable(batches))
         found = stats or self.look(batches)
-        self.statistics = found
+        self.statistics = found if self.keep_statistics else None
         fading = Fading(*engine.agree(self._maker(found, batches), found), self.fade)
         engine.try_(fading.plan, fading.bases, found.example, strict=self.strict)  # what cannot work shows now
         self._fading, self._told.epochs = fading, True
@@ -284,7 +288,7 @@ class Switch:
             batches = ranks.together(lambda: repeatable(batches))
         found = stats or self.look(batches)
         plan = self._cut(self._maker(found, batches), found, batches)
-        self.statistics = found
+        self.statistics = found if self.keep_statistics else None
         return plan
 
     def _cut(self, make: Callable[[], Made], stats: Statistics | None, batches: Batches) -> Plan:

@@ -45,13 +45,11 @@ def look(run: Trainer) -> Statistics | None:
 
 
 def keep_spectra(run: Trainer) -> None:
-    """Write down what the switch has made its plan from, once."""
+    """Write down what the switch has made its plan from, and let go of it: it may take more memory than a step."""
     switch = run.switch
-    if run.folder is not None and switch is not None and switch.statistics is not run.planned_from:
-        run.planned_from = switch.statistics
-        if switch.statistics is not None:
-            plan = switch.planned
-            run.folder.write_spectra(spectra_of(switch.statistics, plan, run.progress.epoch))
+    if run.folder is not None and switch is not None and switch.statistics is not None:
+        run.folder.write_spectra(spectra_of(switch.statistics, switch.planned, run.progress.epoch))
+        switch.statistics = None
 
 
 def step_costs(run: Trainer, wish: PCNConfig | Budget) -> Measured | None:

@@ -39,6 +39,7 @@ def switch_for(run: Trainer) -> Switch | None:
         fade=fade_steps(settings, run.steps_per_epoch),
         measured=step_costs(run, wish),
         analysis=analysis_options(settings, config),
+        keep_statistics=run.folder is not None,  # for its spectra
     )
     switch.expect_epochs()
     return switch

@@ -14,7 +14,6 @@ from torch import Tensor
 from pcn.costs.count import count
 from pcn.errors import ConfigError
 from pcn.plans.plan import Plan
-from pcn.statistics import Statistics
 from pcn.switching import Switch
 from pcn.training.data import Again, Batch, Data
 from pcn.training.fitting import check_data_fits
@@ -79,7 +78,6 @@ class Trainer:
         torch.manual_seed(settings.seed + 7919 * self.world.rank)  # dropout differs between processes
         self.switch = self.make_switch()
         self.step: Step | None = None
-        self.planned_from: Statistics | None = None
         self._cost_before = count(self.model)
         self.memory = StepMemory(self.device, self.model, self.optimizer)
         self.watch = Stopwatch(self.device)
