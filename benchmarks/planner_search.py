@@ -77,11 +77,11 @@ class Trial:
         arm = ARMS[self.arm]
         if "model" in arm or self.switch_epoch is None:
             return None
-        from_the_start = ("learning_rate", "weight_decay") if arm.get("carry_state", True) else ("learning_rate",)
-        shared = {name: arm[name] for name in from_the_start if name in arm}  # a carried optimizer keeps its decay
-        unswitched = alike(self.arm, {**UNSWITCHED, **shared})
-        assert unswitched is not None
-        return replace(self, arm=unswitched)
+        both = ("learning_rate", "weight_decay")
+        wanted = [both] if arm.get("carry_state", True) else [both[:1], both]  # only a new optimizer can begin to decay
+        shared = ({name: arm[name] for name in names if name in arm} for names in wanted)
+        found = (alike(self.arm, {**UNSWITCHED, **each}) for each in shared)
+        return replace(self, arm=next(name for name in found if name is not None))
 
     @property
     def switch_epoch(self) -> int | None:

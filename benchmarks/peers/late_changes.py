@@ -1,7 +1,7 @@
 """Switches that change the network again after the cut, to see whether that is worth it.
 
-Those that change parameters leave the optimizer to the trainer, which makes a new one at every change
-(``carry_state=False``). Epochs are given as those of a run of ``EPOCHS``; a longer one scales them.
+With ``carry_state=False`` the trainer makes a new optimizer at every change; bases that become parameters need that.
+Epochs are given as those of a run of ``EPOCHS``; a longer one scales them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LateChange(FromSettings):
     """Switches to a wish, and changes the network again when an epoch is done."""
 
     def __init__(self, trainer: Trainer, wish: Any, again_at: int) -> None:
-        super().__init__(trainer, wish)
+        super().__init__(trainer, wish, optimizer=trainer.optimizer if trainer.settings.carry_state else None)
         self.again_at, self.changed = scaled(again_at, trainer.settings.epochs), False
 
     def change_(self, batches: Any) -> Plan:
@@ -85,7 +85,7 @@ class TwoCuts(LateChange):
         super().__init__(trainer, replace(self.budget, params=first), again_at)
 
     def change_(self, batches: Any) -> Plan:
-        fold_(self.model)
+        fold_(self.model, optimizer=self.optimizer)
         self.plan, self._wish = None, self.budget
         return self._apply(batches, None)
 

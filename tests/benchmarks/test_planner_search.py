@@ -70,11 +70,12 @@ def test_a_plan_with_the_narrower_networks_operations_has_no_more_than_that_has(
 def test_a_longer_trial_switches_as_much_later() -> None:
     import planner_search as search
 
-    arms = ("taylor", "switch after 4", "narrow", "parent", "decay 5e-4", "fresh optimizer, no decay")
+    fresh = "tuned, patterns chosen, hedged, fresh optimizer"
+    arms = ("taylor", "switch after 4", "narrow", "parent", "decay 5e-4", "fresh optimizer, no decay", fresh)
     short, long = ([search.Trial(arm, 0, epochs) for arm in arms] for epochs in (20, 60))
-    assert [trial.switch_epoch for trial in short] == [2, 4, None, None, 2, 2]
-    assert [trial.switch_epoch for trial in long] == [5, 12, None, None, 5, 5]
-    parents = ["parent", "parent", None, None, "parent, decay 5e-4", "parent"]
+    assert [trial.switch_epoch for trial in short] == [2, 4, None, None, 2, 2, 2]
+    assert [trial.switch_epoch for trial in long] == [5, 12, None, None, 5, 5, 5]
+    parents = ["parent", "parent", None, None, "parent, decay 5e-4", "parent", "parent, tuned"]
     assert [trial.parent and trial.parent.arm for trial in long] == parents
 
 
@@ -285,6 +286,7 @@ def test_a_parent_that_is_known_is_trained_again_as_far_as_others_fork(tiny_sear
     "arm",
     [
         "two cuts",
+        "tuned, patterns chosen, hedged, two cuts",
         "basis trained to epoch 5",
         "batch statistics, precondition 1, whitened again every 3 epochs, taylor",
         "tuned, patterns by response, kernel rank 4, even ranks, four times the decay",
