@@ -101,6 +101,7 @@ BESIDE = {
         "stored",
     ): "all numbers that are stored, bases and running statistics too: a number, or a fraction of now",
     ("Switch", "measured"): "costs from `pcn.measure_costs`, for a budget of time or memory",
+    ("Switch", "keep_statistics"): "leave what the plan was made from in `statistics`, which may take more memory than a step",
     ("Budget", "config"): "which layers may change, and all options; layers with a rule of their own keep to it",
 }
 
