@@ -56,6 +56,7 @@ LIMITS_S = {"machine": 45.0, "turn": 180.0, "kernels": 90.0, "launches": 150.0}
 KEPT_S = 8.0  # for each network that waits to be timed
 COMPILING = 0.6  # of the time that is left when launches are compiled
 SIDE_BY_SIDE = 16
+TIMING = 0.4  # of the time that is left may go to those who wait: the rest is for getting ready
 
 
 def main() -> None:
@@ -197,12 +198,16 @@ class Run:
                 self.results.put("kernels", ("kernel", "width", "rank", "rows", "dtype"), report)
 
     def time(self, wanted: list[tuple[Network, int]]) -> None:
-        """Measure some records at once; parts that an earlier round has measured are not measured again."""
+        """Measure some records at once; with little time left few, so that the most important are there in the end.
+
+        Parts that an earlier round has measured are not measured again.
+        """
         left = list(wanted)
         while left:
             jobs: dict[str, Job] = {}
             begun: list[tuple[Network, int]] = []
-            while left and (not begun or len(jobs | self._jobs(*left[0])) <= SIDE_BY_SIDE):
+            most = fit(self.deadline - time.monotonic())
+            while left and (not begun or len(jobs | self._jobs(*left[0])) <= most):
                 begun.append(left.pop(0))
                 jobs |= self._jobs(*begun[-1])
             self._round(jobs)
@@ -289,6 +294,15 @@ class Run:
 
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.started:6.1f} s] {text}", flush=True)
+
+
+def fit(left_s: float) -> int:
+    """How many networks can be got ready and timed side by side in the time that is left.
+
+    >>> [fit(seconds) for seconds in (600.0, 200.0, 66.0, 5.0)]
+    [16, 10, 3, 0]
+    """
+    return min(SIDE_BY_SIDE, int(TIMING * left_s / KEPT_S))
 
 
 if __name__ == "__main__":

@@ -101,7 +101,10 @@ BESIDE = {
         "stored",
     ): "all numbers that are stored, bases and running statistics too: a number, or a fraction of now",
     ("Switch", "measured"): "costs from `pcn.measure_costs`, for a budget of time or memory",
-    ("Switch", "keep_statistics"): "leave what the plan was made from in `statistics`, which may take more memory than a step",
+    (
+        "Switch",
+        "keep_statistics",
+    ): "leave what the plan was made from, which may be large, in `statistics`",
     ("Budget", "config"): "which layers may change, and all options; layers with a rule of their own keep to it",
 }
 
