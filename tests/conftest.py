@@ -4,6 +4,8 @@ import os
 
 # Caps the instruction set that oneDNN may pick for bf16, so that newer machines run the same kernels.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# A pool of compilers for every worker of the suite is more than there are cores, and has stalled for minutes.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import pytest
 import torch
