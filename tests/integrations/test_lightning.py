@@ -207,3 +207,10 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         make_trainer(switching(), keep_all(tmp_path, save_weights_only=True)).fit(Module())
     with pytest.raises(pcn.ConfigError, match="WeightAveraging"):
         make_trainer(switching(), L.pytorch.callbacks.EMAWeightAveraging()).fit(Module())
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_statistics_are_there_where_they_were_asked_for(kept: bool) -> None:
+    make_trainer(callback := switching(keep_statistics=kept)).fit(Module())
+    assert callback.plan is not None
+    assert (callback.statistics is not None) is kept

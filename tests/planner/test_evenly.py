@@ -77,3 +77,16 @@ def test_a_dense_layer_of_many_inputs_leaves_some_to_the_others() -> None:
         plan = pcn.make_plan(model, stats, pcn.Budget(params=0.25, step=1, worth=worth))
         assert plan.layers["0"].rank >= 12
         assert plan.layers["2"].rank <= 64
+
+
+@pytest.mark.parametrize("worth", [pcn.Evenly(), pcn.Hedged()])
+@given(samples=st.integers(4, 40))
+@settings(max_examples=10, deadline=None)
+def test_no_more_directions_are_bought_than_samples_have_shown(worth: pcn.Evenly, samples: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    stats = pcn.analyze(model, [torch.randn(samples, 256)])
+    plan = pcn.make_plan(model, stats, pcn.Budget(params=0.6, step=1, worth=worth))
+    ranks = [layer.rank for layer in plan.layers.values() if layer.rank is not None]
+    assert ranks
+    assert all(rank <= samples - 1 for rank in ranks)

@@ -260,3 +260,40 @@ def test_layers_with_too_many_outputs_to_choose_from_are_not_foretold_to() -> No
     assert refusal(lambda: check_reachable(model, budget)) == refusal(
         lambda: Question.of(model, stats, budget, graph, None)
     )
+
+
+class WithAuxiliaryHead(nn.Module):
+    """A network most of whose weights run in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.aux, self.head = nn.Linear(16, 32), nn.Linear(32, 300), nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x).relu()
+        return self.aux(x).sum(1, keepdim=True) + self.head(x) if self.training else self.head(x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.cell, self.last = nn.Linear(16, 32), nn.LSTM(32, 64), nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.cell(self.first(x).relu())[0])
+
+
+def test_what_a_budget_takes_nothing_from_is_named() -> None:
+    x = torch.randn(40, 16)
+    with pytest.raises(pcn.ConfigError, match=r"nothing from 'cell' \(25,088 parameters: LSTM is not a Linear"):
+        pcn.Switch(Recurrent(), None, params=0.5)
+    switch = pcn.Switch(WithAuxiliaryHead(), None, params=0.5)
+    with pytest.raises(pcn.ConfigError, match=r"nothing from 'aux' \(9,900 parameters: never called"):
+        switch.after_epoch(1, [x])
+    model = network()
+    whole = pcn.PCNConfig(layers={"7": pcn.LayerRule(rank=1.0)})
+    with pytest.raises(pcn.ConfigError, match=r"nothing from '7' \(8,256 parameters: a rule says what it keeps\)"):
+        pcn.compress_(model, [BATCH], pcn.Budget(params=0.3, config=whole))
+    with pytest.raises(pcn.ConfigError, match=r"; 0, 3: every tap is trained, as it read little") as refused:
+        pcn.compress_(network(), [torch.zeros_like(BATCH)], pcn.Budget(params=0.03, step=1))
+    assert "it takes nothing from" not in str(refused.value)

@@ -12,6 +12,7 @@ from torch import nn
 
 import pcn
 from pcn.costs.count import count
+from pcn.planner import tap_shares
 from pcn.planner.within import fit_budget
 from pcn.training import Settings
 from pcn.training.requests import requested
@@ -92,7 +93,7 @@ def test_a_layer_that_reads_nothing_trains_every_tap_unless_patterns_are_asked_f
     assert count(model).trainable <= 0.3 * total
     for name in ("2", "4"):
         assert plan.layers[name].kernel_rank is None
-        assert "read nothing but its mean in the first batch" in plan.layers[name].note
+        assert "read little but its mean in the first batch" in plan.layers[name].note
     assert pcn.compress_(dead(), [BATCH], params=0.3) == plan
     with pytest.raises(pcn.StatisticsError, match="patterns=False"):
         pcn.compress_(dead(), [BATCH], pcn.Budget(params=0.3, patterns=True))
@@ -120,3 +121,45 @@ def test_a_switch_chooses_as_the_front_door_does() -> None:
     plan = pcn.Switch(model, optimizer, params=0.4, at=1).after_epoch(1, [BATCH])
     assert plan == pcn.compress_(other, [BATCH], params=0.4, mode="batch")
     assert plan.layers["3"].kernel_rank is not None
+
+
+def smooth(number: int) -> torch.Tensor:
+    return nn.functional.avg_pool2d(torch.randn(number, 3, 14, 14), 3, 1)
+
+
+@pytest.mark.parametrize("size", [1, 16])
+def test_a_first_batch_that_shows_little_does_not_decide(size: int) -> None:
+    torch.manual_seed(0)
+    convolutions = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3))
+    model = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    x, budget = smooth(64), pcn.Budget(params=0.4)
+    black = x.clone()
+    black[:size] = 0
+    usual, plan = (pcn.make_plan(model, pcn.analyze(model, list(of.split(size))), budget) for of in (x, black))
+    for name in ("2", "4"):
+        assert usual.layers[name].kernel_rank is not None
+        assert plan.layers[name].kernel_rank is None
+        assert "read little but its mean in the first batch" in plan.layers[name].note
+    with pytest.raises(pcn.StatisticsError, match="read little but its mean there, or they hold none"):
+        pcn.make_plan(model, pcn.analyze(model, list(black.split(size))), replace(budget, patterns=True))
+
+
+def test_a_plan_with_patterns_needs_a_batch_to_be_applied() -> None:
+    model = network()
+    stats = pcn.analyze(model, [BATCH])
+    plan = pcn.make_plan(model, stats, pcn.Budget(params=0.4))
+    with pytest.raises(pcn.StatisticsError, match="or they hold none"):
+        plan.apply_(model, replace(stats, example=None))
+    assert type(model[3]) is nn.Conv2d
+
+
+def test_kernels_of_very_many_taps_are_not_searched_for_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tap_shares, "MOST", 24 * 9**2 - 1)  # what the one convolution that could have them takes
+    model = network()
+    stats = pcn.analyze(model, [BATCH])
+    plan = pcn.make_plan(model, stats, pcn.Budget(params=0.4))
+    assert plan.layers["3"].kernel_rank is None
+    assert "too many of them to look for patterns" in plan.layers["3"].note
+    assert pcn.Switch(network(), None, params=0.4).after_epoch(1, [BATCH]).layers["3"].kernel_rank is None
+    asked = pcn.make_plan(model, stats, pcn.Budget(params=0.4, patterns=True))
+    assert asked.layers["3"].kernel_rank is not None

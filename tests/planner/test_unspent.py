@@ -17,6 +17,7 @@ from pcn.costs.count import count
 from pcn.costs.usage import MIB, Usage
 from pcn.errors import FileError
 from pcn.planner.measured import LayerUsage, Measured
+from pcn.planner.unspent import NOTHING_MORE
 
 ANY_SIZE = pcn.PCNConfig(skip_larger=False)
 
@@ -115,7 +116,7 @@ def test_one_limit_without_a_rule_is_spent(share: float, step: int, worth: pcn.R
     except pcn.ConfigError as refused:
         assert "the least would be" in str(refused)
         return
-    assert plan.unspent is None
+    assert plan.unspent is None or NOTHING_MORE in plan.unspent
 
 
 @settings(max_examples=60, deadline=None)
@@ -152,3 +153,15 @@ def test_it_is_printed_kept_in_files_and_gone_with_the_next_change() -> None:
     with pytest.raises(FileError, match="unspent"):
         pcn.Plan.from_json(plan.to_json().replace(f'"{plan.unspent}"', "3"))
     assert planned(pcn.Budget(params=0.3)).unspent is None
+
+
+@pytest.mark.parametrize("worth", [pcn.Response(), pcn.Hedged()])
+def test_what_nobody_gains_by_is_said_to_be_left(worth: pcn.Response) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 4))
+    stats = pcn.analyze(model, [torch.randn(20, 200)])
+    plan = pcn.make_plan(model, stats, pcn.Budget(params=0.9, worth=worth))
+    assert plan.layers["0"].rank == 24  # 19 directions were shown, in steps of eight
+    assert plan.unspent is not None
+    assert NOTHING_MORE in plan.unspent
+    assert pcn.make_plan(model, stats, pcn.Budget(params=1.0, worth=worth)).unspent is None or plan.unspent

@@ -78,3 +78,14 @@ def test_onnxruntime_agrees(name: str, form: pcn.rewriting.plain.PlainForm, tmp_
     given = zip(session.get_inputs(), batch.values(), strict=True)
     (result,) = session.run(None, {each.name: tensor.numpy() for each, tensor in given})
     torch.testing.assert_close(torch.from_numpy(result), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore:Constant folding")
+def test_the_older_exporter_takes_patterns_of_taps_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(16, 3, 12, 12), nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3)).eval()
+    assert pcn.compress_(model, [x], params=0.4).layers["2"].kernel_rank is not None
+    torch.onnx.export(model, (x,), tmp_path / "model.onnx", dynamo=False)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model(x).detach(), rtol=1e-4, atol=1e-4)

@@ -226,3 +226,9 @@ def test_nobody_holds_what_was_measured_after_the_switch(fade: int) -> None:
         gc.collect()
         assert (switch.measured_then() is not None) == (switch.statistics is not None) == kept
         assert switch.state_dict()["directions"] == {}
+
+
+@pytest.mark.parametrize("flag", ["strict", "recalibrate", "keep_statistics"])
+def test_what_is_on_or_off_is_nothing_else(flag: str) -> None:
+    with pytest.raises(pcn.ConfigError, match=f"{flag}='no': give True or False"):
+        pcn.Switch(network(), None, pcn.PCNConfig(rank=4), **{flag: "no"})

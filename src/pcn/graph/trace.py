@@ -45,8 +45,8 @@ def capture(model: nn.Module, example: Example, *, training: bool = False) -> to
     except Exception as error:
         words = next(iter(str(error).strip().splitlines()), "no message")
         raise TraceError(
-            f"torch.export cannot follow {type(model).__name__}, so its output channels cannot be dropped "
-            f"(input transformations need no graph): {type(error).__name__}: {words}"
+            f"torch.export cannot follow {type(model).__name__}: without a graph no output channels are dropped and no "
+            f"operations counted (input transformations need none): {type(error).__name__}: {words}"
         ) from error
 
 

@@ -16,6 +16,7 @@ from pcn.plans.plan import Plan, get_plan
 from pcn.running.example import Batches, Example, checked_batches
 from pcn.running.optimizers import Optimizers
 from pcn.saving.model_folder import PLAN_FILE
+from pcn.statistics import Statistics
 from pcn.switching import Switch
 from pcn.switching.rules import as_switch_rule
 from pcn.warn import warn
@@ -48,13 +49,18 @@ class CallbackSwitch:
         self._given = self._batches = batches
         self._metric, self._options = metric, {"config": config, **options}
         self._switch: Switch | None = None
-        self._ended: tuple[Plan | None, State] = None, {}
+        self._ended: tuple[Plan | None, State, Statistics | None] = None, {}, None
         self._epoch = 0
 
     @property
     def plan(self) -> Plan | None:
         """The plan, once it was applied."""
         return self._ended[0] if self._switch is None else self._switch.plan
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """What the plan was made from, with ``keep_statistics``."""
+        return self._ended[2] if self._switch is None else self._switch.statistics
 
     def begin(
         self, model: nn.Module, optimizer: Optimizers, state: State | None, convert: Convert | None = None
@@ -81,8 +87,8 @@ class CallbackSwitch:
         return {"switch": self._switch.state_dict(), "accuracy": self._accuracy}
 
     def end(self) -> None:
-        """Let go of model, optimizers and statistics; the plan and the state stay."""
-        self._ended, self._switch = (self.plan, self.state_dict()), None
+        """Let go of model and optimizers; the plan, the state and what was asked to be kept stay."""
+        self._ended, self._switch = (self.plan, self.state_dict(), self.statistics), None
 
     def warn_if_it_never_came(self) -> None:
         """Say at the end of training that the model is still the whole one, where it is."""

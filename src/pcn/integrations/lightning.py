@@ -12,6 +12,7 @@ from pcn.errors import ConfigError, PCNError
 from pcn.integrations.callback_switch import CallbackSwitch, State, Wish, plan_in
 from pcn.plans.plan import Plan, get_plan
 from pcn.running.example import Batches
+from pcn.statistics import Statistics
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -43,6 +44,11 @@ class SwitchCallback(Callback):
     def plan(self) -> Plan | None:
         """The plan, once it was applied."""
         return self._switch.plan
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """What the plan was made from, with ``keep_statistics``."""
+        return self._switch.statistics
 
     @property
     def state_key(self) -> str:

@@ -19,6 +19,7 @@ from pcn.nn import PCModule
 from pcn.plans.plan import Plan, get_plan
 from pcn.running.example import Batches
 from pcn.saving.model_folder import PLAN_FILE, save_among
+from pcn.statistics import Statistics
 from pcn.whole_files import write_whole
 
 try:
@@ -55,6 +56,11 @@ class SwitchCallback(TrainerCallback):
     def plan(self) -> Plan | None:
         """The plan, once it was applied."""
         return self._switch.plan
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """What the plan was made from, with ``keep_statistics``."""
+        return self._switch.statistics
 
     def attach(self, trainer: Trainer) -> SwitchCallback:
         """Join a trainer: what it wraps follows the switch, and its checkpoints resume from either side of it."""

@@ -42,7 +42,8 @@ class Patterns(NamedTuple):
         tensor([[0, 1, 2, 3]])
         """
         taken = self.mask.reshape(groups, -1) > 0.5
-        return torch.where(taken, taken.cumsum(1), len(self.taps) // groups + (~taken).cumsum(1)) - 1
+        here, gone = (each.long().cumsum(1) for each in (taken, ~taken))  # ONNX adds up no booleans
+        return torch.where(taken, here, len(self.taps) // groups + gone) - 1
 
 
 def expanded(weight: Tensor, patterns: Patterns, groups: int) -> Tensor:

@@ -28,8 +28,8 @@ class Room:
     """What the whole model may cost, in every unit that is limited, and what all that is not on offer takes of it.
 
     Of several limits the one that is short should count for more: ``weights`` are those of their shares in a price.
-    ``now`` is what the model takes as it is; ``steps``, or layers that would change if they were not ``frozen``, may be
-    why no ranks could meet a limit: to be said then.
+    ``now`` is what the model takes as it is; ``steps``, layers that would change if they were not ``frozen``, or what
+    is ``kept`` as it is (:func:`pcn.planner.unmoved.unmoved`) may be why no ranks could meet a limit: to be said then.
     """
 
     limits: Costs
@@ -38,6 +38,7 @@ class Room:
     now: Costs = field(default_factory=dict)
     steps: Steps = field(default_factory=Steps)
     frozen: tuple[str, ...] = ()
+    kept: str = ""
 
     def price(self, option: Option) -> float:
         """What an option takes of the one limit, in its own unit; of several, its shares of what there is, added up."""
@@ -81,7 +82,8 @@ class Room:
     def _unmoved(self, short: Costs) -> str:
         """Say which weights a budget takes nothing from; as they do not train, they are no parameters to it either."""
         what = "neither count nor change" if "params" in short else "do not change"
-        return f"; frozen weights ({shorten(list(self.frozen))}) {what}" if self.frozen else ""
+        frozen = f"; frozen weights ({shorten(list(self.frozen))}) {what}" if self.frozen else ""
+        return frozen + (self.kept if not {"params", "stored"}.isdisjoint(short) else "")
 
 
 @dataclass(frozen=True)

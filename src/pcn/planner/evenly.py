@@ -23,7 +23,8 @@ class Evenly:
 
     A little more of any layer is then worth as much for its price as of any other with the same share, and the less
     the larger that is: whoever has least is served next. No more directions count than twice as many as a layer can
-    tell apart, which is its outputs times its taps, and no more weights than it needs for these. Where directions are
+    tell apart, which is its outputs times its taps, nor than samples have shown, and no more weights than it needs for
+    these. Where directions are
     read in patterns of taps they cost less, and a layer gets as many more of them. Which of the forms that cost as much
     a layer has goes by its response, and which directions it keeps is its basis's.
     """
@@ -32,11 +33,14 @@ class Evenly:
     by_size: ClassVar[bool] = True
 
     def __call__(self, model: nn.Module, stats: Statistics, layers: Sequence[str], batches: Iterable[Any]) -> Values:
-        return {name: _worth(model.get_submodule(name), stats.spectrum(name).width) for name in layers}
+        return {
+            name: _worth(model.get_submodule(name), stats.spectrum(name).width, stats.samples(name)) for name in layers
+        }
 
 
-def _worth(layer: nn.Module, width: int) -> Tensor:
+def _worth(layer: nn.Module, width: int, samples: int) -> Tensor:
     weight = canonical_weight(layer)
-    useful = min(width, SPARE * weight.numel() // (groups_of(layer) * width))
+    shown = max(1, samples - 1)  # a mean takes one; further directions would be made up
+    useful = min(width, shown, SPARE * weight.numel() // (groups_of(layer) * width))
     share = torch.arange(width + 1, dtype=torch.float64).clamp_max(useful) / useful
     return weight.numel() * useful / width * (STEEP * share).log1p()

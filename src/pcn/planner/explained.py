@@ -14,7 +14,8 @@ from pcn.plans.layer_plan import LayerPlan
 
 NO_SMALLER = "no form of it would be smaller and no slower"
 NO_BATCH = "every tap is trained, as patterns of taps are measured on a batch, and these statistics hold none"
-SILENT = "every tap is trained, as it read nothing but its mean in the first batch, on which patterns are measured"
+SILENT = "every tap is trained, as it read little but its mean in the first batch, on which patterns are measured"
+MANY_TAPS = "every tap is trained, as it has too many of them to look for patterns"
 
 
 def with_next_step(layer: LayerPlan, served: Served, alone: str | None = None) -> LayerPlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from pcn.planner.prices import NOTHING, Prices, added, operations, taken_off
 from pcn.planner.response import Response
 from pcn.planner.tap_shares import tap_shares, tried_patterns
 from pcn.planner.units import Costs
+from pcn.planner.unmoved import unmoved
 from pcn.planner.valued import Value
 from pcn.planner.values import Values, Worth, check_values, eigenpairs_of
 from pcn.plans.cutting import without_classes
@@ -32,6 +33,7 @@ from pcn.plans.keep import Request
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.making import UNCALLED, make_plan
 from pcn.plans.plan import Plan
+from pcn.plans.table import shorten
 from pcn.rewriting.taps import TapMoments
 from pcn.running.example import Batches, Example, opened
 from pcn.statistics import Statistics
@@ -56,7 +58,7 @@ class Question:
     prices: Prices
     frozen: tuple[str, ...] = ()  # layers that could change if they were not
     allow_costlier: bool = False  # whether forms that take more time, or memory, than the layer now are on offer too
-    silent: frozenset[str] = frozenset()  # layers of whose taps nothing is known, so that all of them are trained
+    untold: Mapping[str, str] = field(default_factory=dict)  # layers of whose taps nothing is known, so that all train
 
     @classmethod
     def of(
@@ -67,7 +69,7 @@ class Question:
         graph: ChannelGraph | None,
         measured: Measured | None,
         example: Example | None = None,
-        silent: frozenset[str] = frozenset(),
+        untold: Mapping[str, str] | None = None,
     ) -> Question:
         """Ask; a budget that no ranks could meet is refused, before what they are worth is known.
 
@@ -99,7 +101,7 @@ class Question:
         plan = replace(ruled, layers={**ruled.layers, **layers})
         prices = Prices(budget.units, measured or NOTHING, None if budget.flops is None else operations(model, example))
         held = tuple(p.name for p in whole.transformed if p.frozen)
-        question = cls(model, budget, plan, tuple(layers), prices, held, silent=silent)
+        question = cls(model, budget, plan, tuple(layers), prices, held, untold=untold or {})
         if measured is not None and not fits(question.offers, question.room):
             question = replace(question, allow_costlier=True)
         check_some_fit(question.offers, question.room)
@@ -130,7 +132,7 @@ class Question:
 
     def _patterns(self, layer: LayerPlan) -> tuple[int | None, ...]:
         """The numbers of patterns of taps that a layer could have; None is every tap."""
-        return (None,) if layer.name in self.silent else tried_patterns(layer, self.budget)
+        return (None,) if layer.name in self.untold else tried_patterns(layer, self.budget)
 
     @cached_property
     def room(self) -> Room:
@@ -142,9 +144,15 @@ class Question:
             if layer.name not in self.names and layer.changed:
                 others = added(taken_off(others, self.prices.before(layer)), self.prices.after(layer))
         others = taken_off(others, {**dict.fromkeys(others, 0), **_cut_elsewhere(self.model, self.plan, others)})
-        sure = replace(self.budget, patterns=False) if self.silent else self.budget  # what is advised can be had
+        sure = replace(self.budget, patterns=False) if self.untold else self.budget  # what is advised can be had
         steps = Steps.of(sure, self.layers, self.prices, others)
-        return Room(limits, others, now=now, steps=steps, frozen=self.frozen)
+        kept = unmoved(self.model, self.plan, self.budget, self.names) + self._taps()
+        return Room(limits, others, now=now, steps=steps, frozen=self.frozen, kept=kept)
+
+    def _taps(self) -> str:
+        """Say of which layers every tap is trained although the budget chooses patterns, with the first's reason."""
+        own = [name for name in self.names if name in self.untold]
+        return f"; {shorten(own)}: {self.untold[own[0]]}" if own else ""
 
     def without(self, graph: ChannelGraph, dropped: Tensor) -> Question:
         """The same question where some channel classes are gone."""

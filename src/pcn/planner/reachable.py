@@ -15,6 +15,7 @@ from pcn.planner.least import Steps, lowest
 from pcn.planner.measured import Measured
 from pcn.planner.prices import NOTHING, Prices, added, operations, taken_off
 from pcn.planner.units import MEASURED
+from pcn.planner.unmoved import unmoved
 from pcn.plans.making import make_plan
 from pcn.plans.plan import Plan
 from pcn.running.example import Example
@@ -36,7 +37,8 @@ def check_reachable(
     offers = {layer.name: lowest(layer, budget, prices) for layer in free}
     limits = {unit: limit for unit in now if (limit := budget.limit(unit, now[unit])) is not None}
     frozen = tuple(layer.name for layer in plan.transformed if layer.frozen)
-    room = Room(limits, others, now=now, steps=Steps.of(budget, free, prices, others), frozen=frozen)
+    kept = unmoved(model, plan, budget, [layer.name for layer in free])
+    room = Room(limits, others, now=now, steps=Steps.of(budget, free, prices, others), frozen=frozen, kept=kept)
     if not plan.transformed and not fits(offers, room):
         alone = {layer.name: layer.reason for layer in plan.layers.values()} | plan.left_alone
         reasons = "".join(f"; {name!r}: {reason}" for name, reason in list(alone.items())[:3])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pcn.layers import by_group, canonical_weight, transformable_layers
+from pcn.layers import by_group, canonical_weight, groups_of, transformable_layers
 from pcn.planner.values import eigenpairs_of
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.ranks import check_batch
@@ -19,6 +19,7 @@ from pcn.statistics import Statistics
 if TYPE_CHECKING:
     from pcn.planner.budget import Budget
 
+MOST = 2**25  # numbers of what the taps of a layer read along all its directions, each tap with each
 FINE = 8  # numbers of patterns from here to twice as many go in steps of 1, to four times as many of 2, and so on
 
 
@@ -49,23 +50,43 @@ def _chooses(budget: Budget, name: str) -> bool:
 
 
 def tap_directions(model: nn.Module, stats: Statistics, budget: Budget) -> dict[str, Along]:
-    """Return principal directions of all layers whose patterns a budget may choose, to look at their taps along."""
+    """Return principal directions of all layers whose patterns a budget may choose, to look at their taps along.
+
+    Layers with too many taps are left out, unless patterns are asked for.
+    """
+    choosing = _choosing(model, stats, budget.settled())
+    return {name: _along(stats, name) for name, layer in choosing.items() if budget.patterns or not _crowded(layer)}
+
+
+def with_many_taps(model: nn.Module, stats: Statistics, budget: Budget) -> list[str]:
+    """The layers whose patterns nobody looks for, as that would take long and much memory."""
+    return [name for name, layer in _choosing(model, stats, budget.settled()).items() if _crowded(layer)]
+
+
+def _choosing(model: nn.Module, stats: Statistics, budget: Budget) -> dict[str, nn.Module]:
+    """The layers whose number of patterns is the budget's to choose."""
     config = budget.config
-    weights = {
-        name: canonical_weight(layer)
+    layers = {
+        name: layer
         for name, layer, reason in transformable_layers(model)
         if reason is None and config.excludes(name) is None and not config.fixes(name) and _chooses(budget, name)
     }
+    weights = {name: canonical_weight(layer) for name, layer in layers.items()}
     return {
-        name: _along(stats, name)
+        name: layers[name]
         for name, weight in weights.items()
         if name in stats.layers and weight.requires_grad and weight.shape[2:].numel() > 1
     }
 
 
+def _crowded(layer: nn.Module) -> bool:
+    weight = canonical_weight(layer)
+    return groups_of(layer) * weight.shape[1] * weight.shape[2:].numel() ** 2 > MOST
+
+
 def _along(stats: Statistics, name: str) -> Along:
     mean, _, vectors = eigenpairs_of(stats, name)
-    return Along(mean.flatten(), vectors.flatten(0, 1))
+    return Along(mean.flatten(), vectors.flatten(0, 1), stats.spectrum(name).total_variance.sum())
 
 
 @torch.no_grad()

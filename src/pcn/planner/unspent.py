@@ -16,6 +16,8 @@ from pcn.planner.units import UNITS, Costs, costlier
 from pcn.plans.layer_plan import LayerPlan
 
 CLEARLY = 0.02  # of a limit: less may be left by steps of rank
+ROUNDING = 1e-6  # of what a layer is worth: less is no gain
+NOTHING_MORE = "by what is known of them no layer gains anything by more"
 LARGER = "no layer may get larger or slower (PCNConfig(skip_larger=False) lets them)"
 
 
@@ -44,6 +46,8 @@ def unspent(
     shares = {unit: amount / max(room.limits[unit], 1) for unit, amount in rest.items()}
     clearly = sorted((unit for unit in shares if shares[unit] > CLEARLY), key=lambda unit: -shares[unit])
     steps = list(_steps(question, known, served, left or {})) if clearly else []
+    if clearly and not steps and any(each.option.rank is not None for each in served.values()):
+        return f"{_amounts(clearly, rest, shares)} stay unused, as {NOTHING_MORE}"
     unused: list[str] = []
     why: dict[str, None] = {}
     for unit in clearly:
@@ -52,8 +56,11 @@ def unspent(
         if reasons and _full(unit) not in why and not any(_full(other) in reasons for other in unused):
             unused.append(unit)
             why |= dict.fromkeys(reasons)
-    said = [f"{UNITS[unit].shown(rest[unit])} ({shares[unit]:.1%} of {unit})" for unit in unused]
-    return f"{' and '.join(said)} stay unused, as {' and '.join(why)}" if said else None
+    return f"{_amounts(unused, rest, shares)} stay unused, as {' and '.join(why)}" if unused else None
+
+
+def _amounts(units: list[str], rest: Costs, shares: Mapping[str, float]) -> str:
+    return " and ".join(f"{UNITS[unit].shown(rest[unit])} ({shares[unit]:.1%} of {unit})" for unit in units)
 
 
 def _steps(
@@ -63,7 +70,7 @@ def _steps(
         now, offered = served[layer.name].option, set(map(_sizes, question.offers[layer.name]))
         options = question.forms(layer, only_smaller=False, allow_costlier=True)
         for option in known[layer.name].of(options, question.room.price, left.get(layer.name)):
-            if option.worth > now.worth:
+            if option.worth > (1 + ROUNDING) * now.worth:
                 yield _Step(layer, option, taken_off(option.costs, now.costs), _sizes(option) in offered)
 
 

@@ -15,12 +15,12 @@ from pcn.layers import unwrap
 from pcn.planner.allocation import Served
 from pcn.planner.budget import Budget
 from pcn.planner.channels import Answer, with_channels
-from pcn.planner.explained import NO_BATCH, SILENT, nothing_on_offer, with_next_step, with_outputs
+from pcn.planner.explained import MANY_TAPS, NO_BATCH, SILENT, nothing_on_offer, with_next_step, with_outputs
 from pcn.planner.measured import Measured
 from pcn.planner.measuring import measure_costs
 from pcn.planner.question import Question
 from pcn.planner.reachable import check_reachable, traced
-from pcn.planner.tap_shares import tap_directions
+from pcn.planner.tap_shares import tap_directions, with_many_taps
 from pcn.planner.unspent import unspent
 from pcn.plans.cutting import without_classes
 from pcn.plans.fit import check_statistics
@@ -56,10 +56,10 @@ def fit_budget(
             "a configuration cannot say which channels go: make_plan(model, stats, budget) gives the plan"
         )
     check_reachable(model, budget)
-    budget, taps, silent = _settled(model, stats, budget)
+    budget, taps, untold = _settled(model, stats, budget)
     graph = graph or _graph(model, stats.example, budget)[0]
     measured = measured or _measured(model, stats.example, budget)
-    question = Question.of(model, stats, budget, graph, measured, silent=silent)
+    question = Question.of(model, stats, budget, graph, measured, untold=untold)
     return _as_config(question, question.answer(question.known(stats, batches, taps)))
 
 
@@ -79,11 +79,11 @@ def plan_within(
     ``taps`` is what they read along :func:`pcn.planner.tap_shares.tap_directions`, where that was looked at already.
     """
     check_reachable(model, budget)
-    budget, taps, silent = _settled(model, stats, budget, taps)
+    budget, taps, untold = _settled(model, stats, budget, taps)
     example = _as_example(model, stats.example if example is None else example)
     graph, untraced = (graph, UNCALLED) if graph is not None else _graph(model, example, budget)
     measured = measured or _measured(model, example, budget)
-    question = Question.of(model, stats, budget, graph, measured, example, silent)
+    question = Question.of(model, stats, budget, graph, measured, example, untold)
     known = question.known(stats, batches, taps)
     if budget.drop_channels and graph is not None and example is not None:
         answer = with_channels(question, known, stats, graph, example)
@@ -100,9 +100,8 @@ def plan_within(
     for name, layer in plan.layers.items():
         if layer.frozen and layer.reason == NO_RANK:
             explained[name] = replace(layer, reason="its weight is frozen")
-    unread = [name for name, layer in explained.items() if name in silent and layer.changed]
-    why = NO_BATCH if stats.example is None else SILENT
-    explained |= {name: explained[name].with_note(why) for name in unread}
+    changed = {name: why for name, why in untold.items() if name in explained and explained[name].changed}
+    explained |= {name: explained[name].with_note(why) for name, why in changed.items()}
     usage = None if measured is None else measured.expected(plan)
     layers = {name: with_outputs(layer, answer) for name, layer in {**plan.layers, **explained}.items()}
     return replace(plan, layers=layers, usage=usage, unspent=answer.unspent)
@@ -110,18 +109,21 @@ def plan_within(
 
 def _settled(
     model: nn.Module, stats: Statistics, budget: Budget, taps: TapMoments | None = None
-) -> tuple[Budget, TapMoments | None, frozenset[str]]:
-    """The budget with nothing left open, what taps read, and the layers of whose taps that says nothing.
+) -> tuple[Budget, TapMoments | None, dict[str, str]]:
+    """The budget with nothing left open, what taps read, and the layers of whose taps that says nothing, with why.
 
     All of these layers' taps are trained; where patterns were asked for, there are none, and they are refused later.
     """
     settled = budget.settled()
     if not settled.patterns:
-        return settled, None, frozenset()
+        return settled, None, {}
     bare = unwrap(model)
-    taps = look_at_taps(bare, stats, tap_directions(bare, stats, settled)) if taps is None else taps
-    silent = () if budget.patterns else (name for name, moments in taps.items() if not bool(moments.any()))
-    return settled, taps, frozenset(silent)
+    taps = look_at_taps(bare, stats, tap_directions(bare, stats, budget)) if taps is None else taps
+    if budget.patterns:
+        return settled, taps, {}
+    why = NO_BATCH if stats.example is None else SILENT
+    silent = {name: why for name, moments in taps.items() if not bool(moments.any())}
+    return settled, taps, silent | dict.fromkeys(with_many_taps(bare, stats, budget), MANY_TAPS)
 
 
 def _as_example(model: nn.Module, example: Any) -> Example | None:

@@ -71,8 +71,8 @@ def patterns_of(name: str, moments: Tensor, kernels: Tensor) -> tuple[Tensor, Te
     """
     if not bool(moments.any()):
         raise StatisticsError(
-            f"{name!r} read nothing but its mean in the first batch that the statistics saw, on which patterns of taps "
-            f"(kernel_rank) are measured: {GIVE}"
+            f"{name!r}: patterns of taps (kernel_rank) are measured on the first batch that the statistics saw, and it "
+            f"read little but its mean there, or they hold none: {GIVE}"
         )
     values, vectors = eigen.full(moments.unflatten(0, (len(kernels), -1)))
     responses = values.clamp_min(0) * torch.einsum("gnrk,grkp->gnrp", kernels.to(vectors), vectors).square().sum(1)

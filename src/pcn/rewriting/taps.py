@@ -20,6 +20,7 @@ from pcn.statistics import Statistics
 from pcn.statistics.pieces import exact_products
 
 MOST = 2**25  # numbers of patches that are held at once
+LITTLE = 0.05  # of the variance that is known: a batch that shows no more says nothing about the others
 GIVE = "analyze anew, with such a batch first, or leave patterns of taps out (no kernel_rank; Budget(patterns=False))"
 
 # Layer -> sums of products of what its taps read along each direction, (g*r, taps, taps).
@@ -27,26 +28,58 @@ TapMoments = dict[str, Tensor]
 
 
 class Along(NamedTuple):
-    """Directions (m, r) along which a layer's input is looked at, from its mean (m,)."""
+    """Directions (m, r) along which a layer's input is looked at, from its mean (m,).
+
+    ``variance`` is that of all that was measured, where what is looked at now may be unlike it.
+    """
 
     mean: Tensor
     directions: Tensor
+    variance: Tensor | None = None
+
+
+class _Seen:
+    """What a layer reads of a batch, in one call or in several: how many rows, and their first two moments."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.sums = self.squares = torch.zeros((), dtype=torch.float64)
+
+    def add(self, x: Tensor, spatial: int) -> None:
+        """Add what one call reads, (n, c, *spatial) or (c, *spatial)."""
+        channels = x.detach().movedim(-spatial - 1, 0).flatten(1)
+        variance, mean = torch.var_mean(channels.to(torch.promote_types(x.dtype, torch.float32)), 1, correction=0)
+        rows, variance, mean = channels.shape[1], variance.double().cpu(), mean.double().cpu()
+        self.rows += rows
+        self.sums, self.squares = self.sums + rows * mean, self.squares + rows * (variance + mean.square())
+
+    def shows_little(self, along: Along) -> bool:
+        """Whether it varies far less than all that was measured."""
+        if along.variance is None or self.rows == 0:
+            return False
+        own = self.squares / self.rows - (self.sums / self.rows).square()
+        return float(own.sum()) <= LITTLE * float(along.variance)
 
 
 @torch.no_grad()
 def look_at_taps(model: nn.Module, stats: Statistics, along: Mapping[str, Along]) -> TapMoments:
-    """Run the model on the first batch that the statistics saw; without one, all is zero."""
+    """Run the model on the first batch that the statistics saw; without one, all is zero.
+
+    So is what a layer reads that varies far less there than in all batches, as the first image of a film may.
+    """
     device = device_of(model)
     layers = {name: model.get_submodule(name) for name in along}
     sums = {name: _none_yet(layer, along[name], device) for name, layer in layers.items()}
     if not layers or stats.example is None:
         return sums
+    seen = {name: _Seen() for name in layers}
 
     def watching(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = over_samples(args[0] if args else next(iter(kwargs.values())))
             if x.numel():
-                sums[name] += tap_moments(x.detach(), module, *along[name]).to(sums[name].device)
+                seen[name].add(x, len(module.kernel_size))  # type: ignore[arg-type]
+                sums[name] += tap_moments(x.detach(), module, *along[name][:2]).to(sums[name].device)
 
         return hook
 
@@ -58,6 +91,9 @@ def look_at_taps(model: nn.Module, stats: Statistics, along: Mapping[str, Along]
     finally:
         for hook in hooks:
             hook.remove()
+    for name in layers:
+        if seen[name].shows_little(along[name]):
+            sums[name].zero_()
     return sums
 
 

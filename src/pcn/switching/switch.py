@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pcn.config import PCNConfig
+from pcn.config import PCNConfig, check_flags
 from pcn.distributed.engine import Engine
 from pcn.distributed.plans import Made
 from pcn.errors import ConfigError, PlanError
@@ -104,6 +104,7 @@ class Switch:
         self._rule = as_switch_rule(self.at)
         as_optimizers(self.optimizer)  # what is none shows now
         check_analysis(self.analysis)
+        check_flags(self, "strict", "recalibrate", "keep_statistics")
         self._wish = as_budget(self.config, params=self.params) or self.config or PCNConfig()
         if isinstance(self._wish, Budget):
             self._wish = self._wish.trained_by(self.optimizer)
@@ -308,8 +309,8 @@ class Switch:
     def _maker(self, stats: Statistics, batches: Batches) -> Callable[[], Made]:
         """How one process makes the plan, once all of them have measured what none of them can alone."""
         wish, taps = self._wish, None
-        if isinstance(wish, Budget) and (settled := wish.settled()).patterns:
-            taps = self._engine.look_at_taps(stats, settled)
+        if isinstance(wish, Budget) and wish.settled().patterns:
+            taps = self._engine.look_at_taps(stats, wish)
         return lambda: self._make(stats, batches, taps)
 
     def _make(self, stats: Statistics, batches: Batches, taps: TapMoments | None) -> Made:
