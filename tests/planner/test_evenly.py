@@ -62,7 +62,7 @@ def test_directions_far_beyond_those_that_a_layer_can_tell_apart_are_worth_nothi
         layer, shape = nn.Linear(width, outputs), (width,)
     else:
         layer, shape = nn.Conv2d(groups * width, groups * outputs, kernel, groups=groups), (groups * width, 4, 4)
-    model, x = nn.Sequential(layer), torch.randn(20, *shape)
+    model, x = nn.Sequential(layer), torch.randn(60, *shape)  # enough to show all directions
     worth = pcn.Evenly()(model, pcn.analyze(model, [x]), ["0"], ())["0"]
     assert (worth.diff()[:useful] > 0).all()
     assert (worth[useful:] == worth[-1]).all()
