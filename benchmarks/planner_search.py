@@ -78,7 +78,8 @@ class Trial:
         if "model" in arm or self.switch_epoch is None:
             return None
         both = ("learning_rate", "weight_decay")
-        wanted = [both] if arm.get("carry_state", True) else [both[:1], both]  # only a new optimizer can begin to decay
+        # A carried optimizer keeps its decay; a new one may have another, so a parent of the same rate comes first.
+        wanted = [both] if arm.get("carry_state", True) else [both[:1], both]
         shared = ({name: arm[name] for name in names if name in arm} for names in wanted)
         found = (alike(self.arm, {**UNSWITCHED, **each}) for each in shared)
         return replace(self, arm=next(name for name in found if name is not None))

@@ -66,7 +66,7 @@ def _groups(records: list[dict[str, Any]], parent: str, epochs: int) -> Iterator
 
 
 def _panel(axes: Axes, groups: list[tuple[str, list[dict[str, Any]]]], measure: str, label: str, unit: float) -> None:
-    drawn_methods = [each for each in METHODS if each != "parent" and any(each == method for method, _ in groups)]
+    of_one_size = [method for method in dict(groups) if method != "parent"]
     for method, runs in groups:
         place, accuracies = mean(runs, measure), column(runs, "test_accuracy")
         if place is not None:
@@ -75,7 +75,7 @@ def _panel(axes: Axes, groups: list[tuple[str, list[dict[str, Any]]]], measure: 
             look = {"color": COLOURS[index], "fmt": MARKS[index], "ms": 5, "lw": 1, "capsize": 2}
             # Networks of one size would hide each other; the parent is of another.
             beside = measure == "trainable_params" and method != "parent"
-            aside = 1.03 ** (drawn_methods.index(method) - (len(drawn_methods) - 1) / 2) if beside else 1.0
+            aside = 1.03 ** (of_one_size.index(method) - (len(of_one_size) - 1) / 2) if beside else 1.0
             axes.errorbar(aside * place / unit, statistics.fmean(accuracies), spread, label=method, **look)
     axes.set_xlabel(label)
     if measure != "train_seconds":

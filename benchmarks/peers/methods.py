@@ -28,7 +28,6 @@ SWITCHES: dict[str, type[PeerSwitch]] = {
     "torch-pruning": TorchPruning,
 }
 
-FOUR_PATTERNS = {"kernel_rank": 4, "worth": "evenly", "exclude": ("conv1", "fc")}  # WideResNet-20's names
 PACKAGES = {"torch-pruning": "torch_pruning"}  # what methods import that does not come with the library
 
 
@@ -79,7 +78,7 @@ def changes(run: Run, base: Settings, plans: Path) -> dict[str, Any]:
         case "pcn-planner":
             return {**switched, "params": target, **parent.planner}
         case "pcn-planner-four-patterns":
-            return {**switched, "params": target, **FOUR_PATTERNS}
+            return {**switched, "params": target, "kernel_rank": 4, "worth": "evenly", "exclude": ("conv1", "fc")}
         case "pcn-planner-every-tap":
             return {**switched, "params": target, "worth": "response", "patterns": False}
         case "pcn-planner-random-basis":

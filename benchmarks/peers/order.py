@@ -25,7 +25,7 @@ METHODS = (
 MAIN = ("parent", "narrow", "pcn-planner", "pcn-paper")
 ARCHITECTURE = ("narrow-planned", "pcn-from-scratch")  # would show a gain that is mere search of an architecture
 FOUR_PATTERNS, EVERY_TAP = ("pcn-planner-four-patterns",), ("pcn-planner-every-tap",)
-FORMER = FOUR_PATTERNS + EVERY_TAP  # what the planner was before, on WideResNet-20; the first was the first
+FORMER = FOUR_PATTERNS + EVERY_TAP  # what the planner was before, on WideResNet-20, the latest first
 REST = tuple(method for method in METHODS if method not in MAIN + ARCHITECTURE + FORMER)
 CONV4 = tuple(method for method in METHODS if method not in FORMER)
 SMALL = tuple(method for method in MAIN if method != "parent")  # the parent is the same for every size

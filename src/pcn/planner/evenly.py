@@ -24,9 +24,8 @@ class Evenly:
     A little more of any layer is then worth as much for its price as of any other with the same share, and the less
     the larger that is: whoever has least is served next. No more directions count than twice as many as a layer can
     tell apart, which is its outputs times its taps, nor than samples have shown, and no more weights than it needs for
-    these. Where directions are
-    read in patterns of taps they cost less, and a layer gets as many more of them. Which of the forms that cost as much
-    a layer has goes by its response, and which directions it keeps is its basis's.
+    these. Where directions are read in patterns of taps they cost less, and a layer gets as many more of them. Which of
+    the forms that cost as much a layer has goes by its response, and which directions it keeps is its basis's.
     """
 
     needs_batches: ClassVar[bool] = False

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 NAMED = 3  # parts that a message names
 MUCH = 0.05  # of all that is trained: what is less is not why a budget cannot be met
-NO_FORM = "no form of it is smaller"
 
 
 def unmoved(model: nn.Module, plan: Plan, budget: Budget, changing: Container[str]) -> str:
@@ -29,14 +28,17 @@ def unmoved(model: nn.Module, plan: Plan, budget: Budget, changing: Container[st
         for name in sorted(trained, key=lambda name: -trained[name])
         if name not in changing and trained[name] > MUCH * sum(trained.values())
     ]
-    said = [f"{name!r} ({trained[name]:,} parameters: {_why(name, reasons, budget)})" for name in large[:NAMED]]
+    said = [
+        f"{repr(name) if name else 'the model itself'} ({trained[name]:,} parameters: {_why(name, reasons, budget)})"
+        for name in large[:NAMED]
+    ]
     return f"; it takes nothing from {' and '.join(said)}" if said else ""
 
 
 def _why(name: str, reasons: dict[str, str | None], budget: Budget) -> str:
     if name in reasons and budget.config.fixes(name):
         return "a rule says what it keeps"
-    return reasons.get(name) or NO_FORM
+    return reasons.get(name) or "it is no layer that changes"
 
 
 def _trained(module: nn.Module) -> int:

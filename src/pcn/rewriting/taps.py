@@ -38,29 +38,6 @@ class Along(NamedTuple):
     variance: Tensor | None = None
 
 
-class _Seen:
-    """What a layer reads of a batch, in one call or in several: how many rows, and their first two moments."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.sums = self.squares = torch.zeros((), dtype=torch.float64)
-
-    def add(self, x: Tensor, spatial: int) -> None:
-        """Add what one call reads, (n, c, *spatial) or (c, *spatial)."""
-        channels = x.detach().movedim(-spatial - 1, 0).flatten(1)
-        variance, mean = torch.var_mean(channels.to(torch.promote_types(x.dtype, torch.float32)), 1, correction=0)
-        rows, variance, mean = channels.shape[1], variance.double().cpu(), mean.double().cpu()
-        self.rows += rows
-        self.sums, self.squares = self.sums + rows * mean, self.squares + rows * (variance + mean.square())
-
-    def shows_little(self, along: Along) -> bool:
-        """Whether it varies far less than all that was measured."""
-        if along.variance is None or self.rows == 0:
-            return False
-        own = self.squares / self.rows - (self.sums / self.rows).square()
-        return float(own.sum()) <= LITTLE * float(along.variance)
-
-
 @torch.no_grad()
 def look_at_taps(model: nn.Module, stats: Statistics, along: Mapping[str, Along]) -> TapMoments:
     """Run the model on the first batch that the statistics saw; without one, all is zero.
@@ -72,13 +49,13 @@ def look_at_taps(model: nn.Module, stats: Statistics, along: Mapping[str, Along]
     sums = {name: _none_yet(layer, along[name], device) for name, layer in layers.items()}
     if not layers or stats.example is None:
         return sums
-    seen = {name: _Seen() for name in layers}
+    varies = dict.fromkeys(layers, 0.0)
 
     def watching(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = over_samples(args[0] if args else next(iter(kwargs.values())))
             if x.numel():
-                seen[name].add(x, len(module.kernel_size))  # type: ignore[arg-type]
+                varies[name] = max(varies[name], _variance(x.detach(), module))
                 sums[name] += tap_moments(x.detach(), module, *along[name][:2]).to(sums[name].device)
 
         return hook
@@ -91,10 +68,16 @@ def look_at_taps(model: nn.Module, stats: Statistics, along: Mapping[str, Along]
     finally:
         for hook in hooks:
             hook.remove()
-    for name in layers:
-        if seen[name].shows_little(along[name]):
+    for name, (_, _, known) in along.items():
+        if known is not None and varies[name] <= LITTLE * float(known):
             sums[name].zero_()
     return sums
+
+
+def _variance(x: Tensor, layer: Any) -> float:
+    """How much what a convolution reads in one call varies, over all its channels."""
+    channels = x.movedim(-len(layer.kernel_size) - 1, 0).flatten(1).to(torch.promote_types(x.dtype, torch.float32))
+    return float(channels.var(1, correction=0).sum())
 
 
 def _none_yet(layer: nn.Module, along: Along, device: torch.device | None) -> Tensor:
