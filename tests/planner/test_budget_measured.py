@@ -16,6 +16,7 @@ import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import pcn
 from pcn.costs.count import count
@@ -176,7 +177,7 @@ def test_what_cannot_be_met_is_refused_before_the_statistics(limit: dict[str, fl
     small = copy.deepcopy(model)
     with pytest.raises(
         pcn.ConfigError,
-        match=r"too small, (even with every layer at its lowest rank: the least would be|and no rank of any layer)",
+        match=r"too small, (even with every layer at its lowest rank: the least would be|and no rank on offer)",
     ):
         pcn.compress_(small, batches, **limit)
     assert len(seen) == 1  # the batch that was measured on; no pass for statistics
@@ -289,3 +290,26 @@ def test_half_the_time_is_really_faster() -> None:
     plan = pcn.compress_(model, [x], step_ms=0.5)
     assert plan.transformed
     assert step_s(model, x) < 0.8 * before
+
+
+def dense() -> tuple[nn.Module, Tensor]:
+    sizes = (nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+    return nn.Sequential(*sizes), torch.randn(64, 32)
+
+
+def test_a_first_batch_without_samples_is_passed_over() -> None:
+    model, x = dense()
+    alone, behind = (pcn.compress_(copy.deepcopy(model), given, memory_mib=0.8) for given in ([x], [x[:0], x]))
+    assert alone.transformed
+    assert behind.usage == alone.usage
+    assert str(behind) == str(alone)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_random_numbers_stay_where_they_are(shuffle: bool) -> None:
+    """A data loader draws one whenever it is gone over."""
+    model, x = dense()
+    loader = DataLoader(TensorDataset(x), batch_size=16, shuffle=shuffle)
+    before = torch.get_rng_state()
+    assert pcn.compress_(model, loader, memory_mib=0.8).transformed
+    assert torch.equal(torch.get_rng_state(), before)

@@ -85,3 +85,13 @@ def test_a_layer_that_no_step_makes_smaller_has_no_smaller_form() -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
     plan = pcn.make_plan(model, pcn.analyze(model, [torch.randn(256, 32)]), pcn.Budget(params=0.8))
     assert plan.layers["2"].reason == "no form of it would be smaller and no slower"
+
+
+def test_more_trained_outputs_are_named_where_they_are_what_comes_next() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128))
+    x = torch.randn(1024, 64) @ (torch.randn(64, 64) * torch.logspace(0, -2, 64))
+    plan = pcn.make_plan(model, pcn.analyze(model, [x]), pcn.Budget(params=0.3, two_sided=True))
+    layer = plan.layers["0"]
+    assert layer.output_rank is not None
+    assert f"rank {layer.rank} with all outputs trained would be worth" in str(layer.note)

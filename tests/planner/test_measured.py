@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import pcn
 from pcn.costs.kept import Kept
@@ -149,6 +150,36 @@ def test_what_several_layers_keep_is_counted_once_and_belongs_to_none() -> None:
     assert measured.layers["stem"].whole.activations_bytes == 4 * 32 * 8
     assert measured.layers["left"].whole.activations_bytes == 0
     assert measured.rest.activations_bytes == 4 * 32 * 16
+
+
+class Inside(nn.Module):
+    """Layers that run as they are, without gradients, or are run again on the way back."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.stem, self.inner, self.last = way, nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        if self.way == "run again":
+            return self.last(checkpoint(self._body, x, use_reentrant=False))
+        with torch.set_grad_enabled(self.way != "without gradients"):
+            x = self._body(x)
+        return self.last(x)
+
+    def _body(self, x: Tensor) -> Tensor:
+        return self.inner(x).relu()
+
+
+@pytest.mark.parametrize("way", ["as they are", "without gradients", "run again"])
+def test_forms_keep_nothing_where_their_layer_does_not(way: str) -> None:
+    model, x = Inside(way), torch.randn(64, 8)
+    measured = pcn.measure_costs(model, x, pcn.Budget(1.0, step=2, config=EVERY), times=False)
+    assert any(form.activations_bytes for form in measured.layers["inner"].tried.values()) == (way == "as they are")
+    stats = pcn.analyze(model, [x])
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(0.5, skip_larger=False))
+    plan.apply_(model, stats)
+    assert measured.expected(plan).after.activations_bytes == kept_bytes(model.train(), x)
 
 
 def test_a_layer_that_runs_twice_takes_twice_and_one_that_does_not_takes_nothing() -> None:

@@ -189,8 +189,17 @@ def test_time_that_no_rank_saves_is_said_as_such(monkeypatch: pytest.MonkeyPatch
     measured = pcn.measure_costs(model, images(4), budget)
     said = refusal(lambda: check_reachable(model, budget, measured))
     assert said is not None
-    assert "no rank of any layer takes less than the layer does now: the least is" in said
+    assert "no rank on offer takes less than its layer does now: the least is" in said
     assert "step" not in said.split("the least is")[1]
+
+
+def test_memory_that_only_finer_steps_would_save_says_so() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 512), nn.Tanh()), torch.randn(64, 8)
+    with pytest.raises(pcn.ConfigError, match=r"no rank on offer .*: Budget\(step=1\) may get lower"):
+        pcn.compress_(model, [x], memory_mib=0.9)
+    plan = pcn.compress_(model, [x], pcn.Budget(memory_mib=0.9, step=1))
+    assert plan.usage is not None
+    assert plan.usage.after.memory_bytes <= 0.9 * plan.usage.before.memory_bytes
 
 
 def dearer(model: nn.Module, batch: torch.Tensor) -> Measured:
@@ -294,6 +303,9 @@ def test_what_a_budget_takes_nothing_from_is_named() -> None:
     whole = pcn.PCNConfig(layers={"7": pcn.LayerRule(rank=1.0)})
     with pytest.raises(pcn.ConfigError, match=r"nothing from '7' \(8,256 parameters: a rule says what it keeps\)"):
         pcn.compress_(model, [BATCH], pcn.Budget(params=0.3, config=whole))
+    for limit in ({"flops": 0.1}, {"memory_mib": 0.2}):
+        with pytest.raises(pcn.ConfigError, match=r"nothing from '7' \(8,256 parameters: excluded by '7'\)"):
+            pcn.compress_(network(), [BATCH], pcn.Budget(**limit, config=pcn.PCNConfig(exclude="7")))
     with pytest.raises(pcn.ConfigError, match=r"; 0, 3: every tap is trained, as it read little") as refused:
         pcn.compress_(network(), [torch.zeros_like(BATCH)], pcn.Budget(params=0.03, step=1))
     assert "it takes nothing from" not in str(refused.value)

@@ -403,3 +403,30 @@ def test_a_frozen_layer_cannot_be_narrowed() -> None:
             pcn.CouplingError, match=f"'{name}' cannot have 8 outputs of 16: the weight of '2' is frozen"
         ):
             plan.narrowed(graph, {name: 8})
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, which is counted once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.wide, self.head = (
+            nn.Linear(*sizes) for sizes in ((64, 64), (64, 64), (64, 128), (128, 5))
+        )
+        self.again.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (self.first, self.again, self.wide):
+            x = layer(x).relu()
+        return self.head(x)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.8, 0.5])
+def test_a_weight_that_two_layers_have_is_counted_once(share: float) -> None:
+    torch.manual_seed(0)
+    model, x = Tied(), torch.randn(256, 64)
+    graph = pcn.trace(model, x)
+    plan = pcn.make_plan(model, pcn.analyze(model, [x]), pcn.Budget(params=share))
+    plan.narrowed(graph, plan.suggest_widths(graph)).reshape_(model)
+    model(x)
+    assert 0.95 * plan.trainable_after <= count(model).trainable <= plan.trainable_after

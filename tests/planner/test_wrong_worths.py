@@ -45,6 +45,16 @@ def test_what_is_no_worth_is_refused(make: Callable[[int], Any], said: str) -> N
         plan(Own(make))
 
 
+class Silent(Own):
+    def __call__(self, *arguments: Any) -> Any:
+        """Forget to return anything."""
+
+
+def test_a_worth_that_returns_nothing_is_refused() -> None:
+    with pytest.raises(pcn.ConfigError, match="the worth is None: have it return a tensor for every layer"):
+        plan(Silent(len))
+
+
 @pytest.mark.parametrize("loss", [lambda model, batch: Mlp()(batch).square().mean(), lambda model, batch: 1.0])
 def test_a_loss_of_another_model_is_refused(loss: Any) -> None:
     with pytest.raises(pcn.ConfigError, match="calls the model that it is given"):

@@ -46,7 +46,9 @@ def test_any_rule_may_be_asked():
 def test_what_is_not_known_is_said():
     lines = str(make_statistics(count=1)).splitlines()
     assert lines[4].split()[2] == "?"
-    assert "  0, 2, 3: 1 sample was seen, but a covariance needs at least 2" in lines
+    assert (
+        "  0, 2, 3: 1 sample was seen, but a covariance needs at least 2: give more batches, or exclude this" in lines
+    )
 
 
 def test_a_sketch_that_is_too_small_is_said(monkeypatch):

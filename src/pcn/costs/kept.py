@@ -49,6 +49,7 @@ class Kept:
     sizes: dict[Key, int] = field(default_factory=dict)
     layers: dict[Key, set[str | None]] = field(default_factory=dict)  # who keeps it; None: something else than a layer
     reads: dict[str, list[Read]] = field(default_factory=dict)  # of each layer, call by call
+    keeping: dict[str, list[bool]] = field(default_factory=dict)  # whether a call kept anything, were it a weight
     held: list[Tensor] = field(default_factory=list)  # while they are, no other storage can have their address
     running: str | None = None
 
@@ -62,6 +63,8 @@ class Kept:
             yield
 
     def _pack(self, tensor: Tensor) -> Tensor:
+        if self.running is not None:
+            self.keeping[self.running][-1] = True
         if tensor.layout is torch.strided and (key := key_of(tensor)) not in self.own:
             self.sizes[key] = tensor.untyped_storage().nbytes()
             self.layers.setdefault(key, set()).add(self.running)
@@ -79,6 +82,7 @@ class Kept:
                 self.running = name
                 self.held.append(x.detach())
                 self.reads.setdefault(name, []).append(Read.of(x))
+                self.keeping.setdefault(name, []).append(False)
 
             def leave(*_: Any) -> None:
                 self.running = None

@@ -20,7 +20,7 @@ _Bid = tuple[float, float, str, Option]  # negated: worth per price, worth; then
 ROUNDS = 12  # in which the prices of several limits come into balance, by smaller and smaller steps
 STEEP, CALMER = 4.0, 0.75
 LEAST = "even with every layer at its lowest rank: the least would be"
-IN_VAIN = "no rank of any layer takes less than the layer does now"
+IN_VAIN = "no rank on offer takes less than its layer does now"
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,17 @@ class Room:
             limits = amounts({unit: self.limits[unit] for unit in short})
             reachable = " and ".join(UNITS[unit].at_least(needed[unit], self.now.get(unit)) for unit in short)
             said = f"the budget of {limits} is {amounts(short)} too small"
-            if all(UNITS[unit].measured and needed[unit] >= self.now.get(unit, math.inf) for unit in short):
-                raise ConfigError(f"{said}, and {IN_VAIN}: the least is {reachable}{self._unmoved(short)}")
             advice = self.steps.advice({unit: needed[unit] for unit in short}, self.now)
+            if all(UNITS[unit].measured and needed[unit] >= self.now.get(unit, math.inf) for unit in short):
+                advice = advice if self.steps.nothing_else else ""  # where lower ranks are on offer, these are in vain
+                raise ConfigError(f"{said}, and {IN_VAIN}: the least is {reachable}{self._unmoved(short)}{advice}")
             raise ConfigError(f"{said}, {LEAST} {reachable}{self._unmoved(short)}{advice}")
 
     def _unmoved(self, short: Costs) -> str:
         """Say which weights a budget takes nothing from; as they do not train, they are no parameters to it either."""
         what = "neither count nor change" if "params" in short else "do not change"
         frozen = f"; frozen weights ({shorten(list(self.frozen))}) {what}" if self.frozen else ""
-        return frozen + (self.kept if not {"params", "stored"}.isdisjoint(short) else "")
+        return frozen + self.kept
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ def _next(option: Option, following: Option | None, taps: int) -> str | None:
         what += f" in {following.kernel_rank or taps} of {taps} patterns"
     if following.output_rank is not None:
         what += f" with {following.output_rank} trained outputs"
+    elif option.output_rank is not None and following.rank is not None:
+        what += " with all outputs trained"
     more = taken_off(following.costs, option.costs)
     saved = {unit: -amount for unit, amount in more.items() if amount < 0}
     spent = {unit: amount for unit, amount in more.items() if amount > 0}

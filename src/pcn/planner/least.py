@@ -28,9 +28,9 @@ KEPT = (
 class Steps:
     """The size of a step of rank, what to ask for instead, and what would come of it.
 
-    ``narrow`` are the layers that have no more inputs than a step, and ``finest`` is the least that the whole model
-    could take in steps of 1, in units that are counted. With ``drops``, channels go as well, once ranks alone fit. No
-    layer keeps a smaller share of its directions than the ``floor``.
+    ``narrow`` are the layers that have no more inputs than a step, ``nothing_else`` says that there are no others, and
+    ``finest`` is the least that the whole model could take in steps of 1, in units that are counted. With ``drops``,
+    channels go as well, once ranks alone fit. No layer keeps a smaller share of its directions than the ``floor``.
     """
 
     size: int = 1
@@ -39,24 +39,24 @@ class Steps:
     finest: Costs = field(default_factory=dict)
     drops: bool = False
     floor: float = 0.0
+    nothing_else: bool = False
 
     @classmethod
     def of(cls, budget: Budget, layers: Sequence[LayerPlan], prices: Prices, others: Costs) -> Steps:
         """The steps of a budget, for layers beside which everything else takes so much."""
         finer = replace(budget, step=1, config=replace(budget.config, multiple_of=1))
         finest = added(others, least((lowest(layer, finer, prices) for layer in layers), prices.units))
+        free = [layer for layer in layers if not budget.config.fixes(layer.name)]
+        narrow = [layer.name for layer in free if layer.in_features // layer.groups <= budget.rank_step]
         given = {"Budget(step=1)": budget.step, "PCNConfig(multiple_of=1)": budget.config.multiple_of}
         return cls(
             budget.rank_step,
             " and ".join(ask for ask, size in given.items() if size > 1),
-            tuple(
-                layer.name
-                for layer in layers
-                if layer.in_features // layer.groups <= budget.rank_step and not budget.config.fixes(layer.name)
-            ),
+            tuple(narrow),
             {unit: amount for unit, amount in finest.items() if not UNITS[unit].measured},
             budget.drop_channels,
             budget.floor,
+            0 < len(narrow) == len(free),
         )
 
     def advice(self, least: Costs, now: Costs) -> str:

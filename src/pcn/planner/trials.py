@@ -59,13 +59,15 @@ class Trials:
         whole = bytes_of_tensors(layer, self.state) + Usage(activations_bytes=sum(only.values()))
         tried: dict[RankPair, Usage] = {}
         patterns = self.config.patterns(name, canonical_weight(layer).shape[2:].numel())
-        for number, read in enumerate(kept.reads[name]):
+        calls = zip(kept.reads[name], kept.keeping[name], strict=True)
+        for number, (read, keeps) in enumerate(calls):
             for form, trial in self._forms(layer, read, patterns).items():
                 own = Usage(activations_bytes=only.get(read.key, 0)) if trial.keeps_input else Usage()
                 if form is None:
                     whole += Usage(time_ns=trial.usage.time_ns)
                 else:
-                    spent = trial.usage + own
+                    # Without gradients, or where all is computed again on the way back, no form keeps anything.
+                    spent = trial.usage + own if keeps else replace(trial.usage, activations_bytes=0)
                     again = replace(spent, weights_bytes=0, gradients_bytes=0, optimizer_bytes=0)
                     tried[form] = tried[form] + again if number else spent
         return LayerUsage(whole, tried, patterns)

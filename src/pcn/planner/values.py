@@ -60,6 +60,8 @@ def added_up(each: Tensor, width: int, rest: float = 0.0) -> Tensor:
 
 def check_values(values: Values, widths: Mapping[str, int]) -> None:
     """Raise unless there is a sensible number for every number of directions of every layer."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"the worth is {shorten(repr(values), 60)}: have it return a tensor for every layer, by name")
     for layer, width in widths.items():
         worth = values.get(layer)
         if not isinstance(worth, Tensor) or tuple(worth.shape) != (width + 1,):

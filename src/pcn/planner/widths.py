@@ -143,5 +143,5 @@ def _plain(layer: LayerPlan, wiring: Wiring, kept: Tensor) -> int:
     out, inp = wiring.outputs.get(layer.name), wiring.inputs.get(layer.name)
     outputs = layer.out_features if out is None else int(kept[out].sum())
     inputs = layer.in_features if inp is None else int(kept[inp].sum())
-    weights = (not layer.frozen) * (inputs // layer.groups) * layer.taps
+    weights = (not layer.frozen and not layer.tied) * (inputs // layer.groups) * layer.taps
     return outputs * (weights + (layer.bias and layer.trains_bias))

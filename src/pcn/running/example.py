@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import torch
@@ -44,16 +44,21 @@ def repeatable(batches: Batches) -> Batches:
 
 
 def first_of(batches: Batches) -> tuple[Any, Batches]:
-    """The first batch, or None, and batches that still hold it.
+    """The first batch that has a sample in it, or None, and batches that still hold all.
 
-    >>> first, batches = first_of(iter("abc"))
-    >>> first, list(batches)
-    ('a', ['a', 'b', 'c'])
+    >>> first, batches = first_of(iter([torch.ones(0, 2), torch.ones(3, 2), torch.ones(1, 2)]))
+    >>> len(first), [len(batch) for batch in batches]
+    (3, [0, 3, 1])
     """
     if isinstance(batches, Iterator) and not callable(batches):
-        seen = list(islice(batches, 1))
-        return next(iter(seen), None), chain(seen, batches)
-    return next(iter(opened(batches)), None), batches
+        seen = []
+        for batch in batches:
+            seen.append(batch)
+            if not _is_empty(batch):
+                return batch, chain(seen, batches)
+        return None, seen
+    with torch.random.fork_rng(devices=[]):  # a loader draws a number when it is gone over
+        return next((batch for batch in opened(batches) if not _is_empty(batch)), None), batches
 
 
 @dataclass(frozen=True)
@@ -113,16 +118,12 @@ class Example:
     @property
     def samples(self) -> int:
         """How many samples there are: the first size of the first tensor that is not empty; 0 where nothing tells."""
-        return next(filter(None, self._sizes()), 0)
+        return next(filter(None, _first_sizes(self.inputs)), 0)
 
     @property
     def is_empty(self) -> bool:
         """Whether there are tensors, and none has a sample in it."""
-        sizes = self._sizes()
-        return bool(sizes) and not any(sizes)
-
-    def _sizes(self) -> list[int]:
-        return [tensor.shape[0] for tensor in tensors_in(self.inputs) if tensor.ndim]
+        return _is_empty(self.inputs)
 
     def with_samples(self, count: int) -> Example:
         """The same call with another number of samples, repeated where there are too few.
@@ -175,6 +176,16 @@ class Example:
         if isinstance(inputs, tuple):
             return model(*inputs)
         return model(inputs)
+
+
+def _is_empty(batch: Any) -> bool:
+    """Whether there are tensors, and none has a sample in it."""
+    sizes = _first_sizes(batch)
+    return bool(sizes) and not any(sizes)
+
+
+def _first_sizes(batch: Any) -> list[int]:
+    return [tensor.shape[0] for tensor in tensors_in(batch) if tensor.ndim]
 
 
 def _warn_of_more(batch: Any, model: nn.Module) -> None:

@@ -61,7 +61,9 @@ class Moments(ABC):
     def degrees(self) -> int:
         """The number of samples minus one, by which sums of squares are divided."""
         if self.count < 2:
-            raise StatisticsError(f"{self.count} sample was seen, but a covariance needs at least 2")
+            raise StatisticsError(
+                f"{self.count} sample was seen, but a covariance needs at least 2: give more batches, or exclude this"
+            )
         return self.count - 1
 
 
