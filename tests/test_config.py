@@ -103,7 +103,7 @@ def test_a_rule_of_ones_own_is_a_rank_rule() -> None:
         (lambda: Threshold(float("inf")), "must be finite"),
         (lambda: Threshold("0.1"), "must be finite"),
         (lambda: Threshold(True), "must be finite"),
-        (lambda: Fixed(0), r"Fixed\(0\): the rank must be a whole number of at least 1"),
+        (lambda: Fixed(0), "rank=0: give a whole number of at least 1"),
         (lambda: Fixed(2.0), "whole number"),
         (lambda: Fixed(True), "whole number"),
         (lambda: Fraction(0.0), r"\(0, 1\]"),

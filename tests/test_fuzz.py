@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from random_models.choices import Choices
 from random_models.properties import PROPERTIES, Property
 
-few = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("check", PROPERTIES, ids=lambda check: check.__name__)

@@ -66,6 +66,7 @@ NEEDED = (
     "train_basis",
 )
 
+STATE_METHODS = ("get_extra_state", "_save_to_state_dict", "_load_from_state_dict")
 STATE_HOOKS = (
     "_state_dict_hooks",
     "_state_dict_pre_hooks",
@@ -189,6 +190,8 @@ def _attached(module: nn.Module) -> str | None:
         return "it was compiled by itself, with layer.compile()"
     if any(getattr(module, hooks) for hooks in STATE_HOOKS):
         return "it has hooks on its state dict, which know its tensors as they are"
+    if own := next((name for name in STATE_METHODS if _is_own(module, name)), None):
+        return f"its class has a {own} of its own, which knows its tensors as they are"
     if module.weight._backward_hooks:
         return "its weight has a hook on its gradient, which knows it as it is"
     for name, value in vars(module).items():
@@ -197,6 +200,12 @@ def _attached(module: nn.Module) -> str | None:
         if isinstance(value, MethodType) and value.__self__ is module:
             return f"its {name!r} is a method of this one object"
     return None
+
+
+def _is_own(module: nn.Module, method: str) -> bool:
+    """Whether a class that derives from a stock layer's does something else than that."""
+    stock = next((stock for stock in TYPE_OF if isinstance(module, stock)), nn.Module)
+    return getattr(type(module), method) is not getattr(stock, method)
 
 
 def computed_tensor(module: nn.Module) -> str | None:

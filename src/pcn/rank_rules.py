@@ -53,7 +53,7 @@ class Fixed:
 
     def __post_init__(self) -> None:
         if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
-            raise ConfigError(f"Fixed({self.count!r}): the rank must be a whole number of at least 1")
+            raise ConfigError(f"rank={self.count!r}: give a whole number of at least 1, or a fraction of the width")
 
     def rank(self, spectrum: SpectrumLike) -> int:
         return self.count

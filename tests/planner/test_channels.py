@@ -100,7 +100,7 @@ def budgets() -> st.SearchStrategy[pcn.Budget]:
 CASES = st.builds(case, st.sampled_from(sorted(KINDS)), st.integers(0, 1))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(CASES, budgets())
 def test_the_plan_keeps_every_limit_and_every_promise(case: Case, budget: pcn.Budget) -> None:
     try:
@@ -125,7 +125,7 @@ def test_the_plan_keeps_every_limit_and_every_promise(case: Case, budget: pcn.Bu
         assert not budget.config.skip_larger or layer.stored_after < layer.trainable_before
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(CASES, budgets())
 def test_channels_go_for_more_worth_and_their_cost_is_counted_exactly(case: Case, budget: pcn.Budget) -> None:
     try:

@@ -545,3 +545,14 @@ def test_gathered_gradients_go_along_as_momentum_does() -> None:
     fold_(model, optimizer=optimizer)
     for parameter in model.parameters():
         torch.testing.assert_close(parameter.grad, optimizer.state[parameter]["momentum_buffer"])
+
+
+def test_a_layer_put_in_the_place_of_one_that_stayed_keeps_its_sizes() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Conv2d(32, 4, 1))
+    x = images(8)
+    transform_(model, x, PCNConfig(layers={"2": LayerRule(rank=8)}))
+    model[4] = nn.Conv2d(32, 8, 1, groups=4)
+    expected = model(x)
+    fold_(model)
+    assert (model[4].out_channels, model[4].groups) == (8, 4)
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)

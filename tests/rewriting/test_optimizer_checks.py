@@ -171,3 +171,30 @@ def test_the_representation_names_all() -> None:
     model = Mlp()
     optimizers = [SGD(model.fc1.parameters()), AdamW(model.fc2.parameters())]
     assert repr(pcn.Switch(model, optimizers, at=3)).startswith("Switch(Mlp, SGD and AdamW, at=")
+
+
+class Wrapper(Optimizer):
+    """One that has the groups of another, under the name that Accelerate has for it or the one that SAM has."""
+
+    def __init__(self, base: Optimizer, name: str) -> None:
+        self.param_groups, self.state, self.defaults = base.param_groups, base.state, base.defaults
+        setattr(self, name, base)
+
+
+def test_groups_that_two_optimizers_share_are_refused() -> None:
+    model = Mlp()
+    base = SGD(model.parameters(), 0.1)
+    for given in ([base, base], [Wrapper(base, "base_optimizer"), base], [Wrapper(base, "optimizer"), base]):
+        with pytest.raises(
+            pcn.ConfigError, match="share their parameter groups, so that all in these would be trained"
+        ):
+            pcn.Switch(model, given, SMALL)
+    assert as_optimizers([base, SGD([nn.Parameter(torch.ones(1))])])
+
+
+def test_a_wrapper_is_looked_through_where_its_groups_are_the_others() -> None:
+    model = Mlp()
+    base = AdamW(model.parameters())
+    step(model, vectors(), base)
+    switch_(model, Wrapper(base, "optimizer"), strict=True)
+    assert all("exp_avg" in base.state[parameter] for parameter in model.parameters())

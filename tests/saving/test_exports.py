@@ -18,6 +18,7 @@ from pcn.saving.exports import (
     TOLERANCE,
     Exported,
     ExportError,
+    _compared,
     export_folded,
     export_onnx,
     export_program,
@@ -175,3 +176,39 @@ def test_tied_weights_are_written_under_all_their_names(tmp_path: Path) -> None:
     again = Tied().eval()
     again.load_state_dict(load_file(tmp_path / "folded.safetensors"))
     torch.testing.assert_close(again(words), model(words))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_models_of_other_precisions_are_exported(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).eval()
+    x = torch.randn(64, 32)
+    pcn.compress_(model, [x], pcn.PCNConfig(rank=0.25))
+    model, example = model.to(dtype), Example.of(x.to(dtype))
+    for export in (export_program, export_state):
+        assert export(model, example, tmp_path / export.__name__, "factored").difference is not None
+    assert export_folded(model, example, tmp_path / "folded").difference is not None
+    done = export_onnx(model, example, tmp_path / "model.onnx", "factored")
+    assert done.path.exists()
+    assert (done.difference is None) == any("onnxruntime cannot run this" in note for note in done.notes)
+
+
+class TwoOutputs(nn.Module):
+    """Small numbers beside large ones, and beside whole ones."""
+
+    def __init__(self, second: torch.Tensor) -> None:
+        super().__init__()
+        self.layers, self.second = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 3)), second
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layers(x), self.second
+
+
+@pytest.mark.parametrize("second", [torch.full((4,), 5e4), torch.full((4,), 50_000)])
+def test_every_output_is_compared_by_its_own_size(second: torch.Tensor, tmp_path: Path) -> None:
+    model, x = TwoOutputs(second).eval(), torch.randn(40, 20)
+    example = Example.of(x)
+    small, _ = model(x)
+    assert _compared(model, example, [small.detach(), second], tmp_path) == 0
+    for found in ([torch.zeros_like(small), second], [small, second + 6]):
+        with pytest.raises(ExportError, match="away from the model"):
+            _compared(model, example, found, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -589,3 +590,45 @@ def test_the_folder_that_one_is_in_is_not_replaced(tmp_path: Path, monkeypatch: 
     with pytest.raises(FileError, match="the folder that this program is in"):
         pcn.save(small_mlp(), ".")
     assert Path.cwd() == tmp_path
+
+
+def with_head(classes: int | None) -> nn.Sequential:
+    layers = [nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
+    return nn.Sequential(*layers, *([] if classes is None else [nn.Linear(64, classes)]))
+
+
+@pytest.mark.parametrize("classes", [5, 7, None])
+def test_another_head_than_the_plan_saw_is_saved_and_loaded(classes: int | None, tmp_path: Path) -> None:
+    model, x = with_head(5), torch.randn(100, 20)
+    pcn.compress_(model, [x], PCNConfig(rank=16, exclude=("4",)))
+    if classes != 5:
+        model.pop(4)
+    if classes == 7:
+        model.append(nn.Linear(64, 7))
+    pcn.save(model, tmp_path / "saved")
+    again = pcn.load(with_head(classes), tmp_path / "saved")
+    assert torch.equal(again(x), model(x))
+
+
+def test_what_was_cut_and_is_cut_no_longer_is_not_saved(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64))
+    rules = {"0": LayerRule(keep_outputs=32), "3": LayerRule(rank=8)}
+    pcn.compress_(model, [torch.randn(100, 20)], PCNConfig(layers=rules))
+    model[1] = nn.BatchNorm1d(64)
+    with pytest.raises(PlanError, match=r"'1.weight' has the shape \(64,\), which is not what is left by"):
+        pcn.save(model, tmp_path / "saved")
+
+
+def test_a_model_that_its_plan_has_not_changed_can_be_loaded_into(tmp_path: Path) -> None:
+    model, x = with_head(5), torch.randn(100, 20)
+    with pytest.warns(UserWarning, match="changes no layer"):
+        pcn.compress_(model, [x], PCNConfig(rank=1.0))
+    pcn.save(model, tmp_path / "saved")
+    other = copy.deepcopy(model)
+    nn.init.zeros_(other[0].weight)
+    assert torch.equal(pcn.load(other, tmp_path / "saved")(x), model(x))
+
+
+def test_a_plan_that_is_none_is_named(saved: Path) -> None:
+    (saved / "plan.json").write_text("{")
+    refused(saved, f"{re.escape(str(saved / 'plan.json'))}: the plan is not JSON")

@@ -168,6 +168,18 @@ def with_a_loading_hook(layer: nn.Module) -> None:
     layer.register_load_state_dict_post_hook(lambda *_: None)
 
 
+class MoreState(nn.Linear):
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.ones(1)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        pass
+
+
+def with_more_state(layer: nn.Module) -> None:
+    layer.__class__ = MoreState
+
+
 def with_a_rank(layer: nn.Module) -> None:
     layer.rank = 3
 
@@ -182,6 +194,7 @@ def with_a_method(layer: nn.Module) -> None:
         (compiled, "it was compiled by itself"),
         (with_a_state_dict_hook, "it has hooks on its state dict"),
         (with_a_loading_hook, "it has hooks on its state dict"),
+        (with_more_state, "its class has a get_extra_state of its own"),
         (with_a_rank, "it has an attribute 'rank'"),
         (with_a_method, "its 'describe' is a method of this one object"),
     ],

@@ -602,3 +602,11 @@ def test_the_rate_can_change_with_the_network(tmp_path: Path, capsys: pytest.Cap
     assert [each["learning_rate"] for each in metrics(tmp_path / "run", "epoch")] == [0.01, 0.04, 0.04]
     assert main([*SMALL, *flags, "--switch-rate", "0", "--out", str(tmp_path / "none")]) != 0
     assert "switch_rate=0.0: give a number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["result.json", "costs.json"])
+def test_a_damaged_file_of_a_run_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{")
+    said = rf"{name} is damaged .*: remove it, and start the same command again"
+    with RunFolder(tmp_path, Settings()) as folder, pytest.raises(pcn.PCNError, match=said):
+        folder.result() if name == "result.json" else folder.costs()

@@ -45,7 +45,7 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
             example.call(subject.model)
     done = _export(arguments, subject, example)
     size = done.path.stat().st_size
-    difference = "" if done.difference is None else f", within {done.difference:.0e} of the model's largest output"
+    difference = "" if done.difference is None else f", within {done.difference:.0e} of an output's largest number"
     screen.text(f"{done.path}: {size:,} bytes, {done.stored:,} stored parameters{difference}")
     for note in done.notes:
         screen.warn(note)

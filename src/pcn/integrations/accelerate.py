@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from pcn.errors import ConfigError, FileError, PCNError
 from pcn.integrations.callback_switch import plan_in, warn_if_whole, write_plan
@@ -19,7 +18,6 @@ from pcn.switching import Switch
 
 try:
     from accelerate import Accelerator, DistributedType
-    from accelerate.optimizer import AcceleratedOptimizer
 except ImportError as error:
     raise PCNError("this needs Accelerate, which is not installed: pip install accelerate") from error
 
@@ -38,7 +36,7 @@ def prepare_switch(accelerator: Accelerator, switch: Switch) -> Switch:
         raise ConfigError(f"{accelerator.distributed_type} is not supported: train on one device or with plain DDP")
     if not any(unwrap(switch.model) is unwrap(model) for model in accelerator._models):
         raise ConfigError("the switch holds a model that Accelerate does not: give it the one that prepare returned")
-    switch = replace(switch, optimizer=tuple(bare(each) for each in as_optimizers(switch.optimizer)) or None)
+    switch = replace(switch, optimizer=as_optimizers(switch.optimizer) or None)
 
     def save(models: list[Any], weights: list[Any], folder: str) -> None:
         accelerator.save(switch.state_dict(), Path(folder) / FILE)
@@ -77,10 +75,3 @@ def read_state(path: Path) -> dict[str, Any]:
         raise FileError(
             f"{path} is damaged, as of a run that was stopped while it wrote; take the checkpoint before it"
         ) from error
-
-
-def bare(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside Accelerate's wrapper, whose class says how its state is carried over."""
-    while isinstance(optimizer, AcceleratedOptimizer):
-        optimizer = optimizer.optimizer
-    return optimizer

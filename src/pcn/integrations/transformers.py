@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from pcn.errors import ConfigError, FileError, PCNError
-from pcn.integrations.accelerate import FILE, bare, read_state
+from pcn.integrations.accelerate import FILE, read_state
 from pcn.integrations.callback_switch import CallbackSwitch, State, Wish, plan_in
 from pcn.layers import unwrap
 from pcn.nn import PCModule
 from pcn.plans.plan import Plan, get_plan
 from pcn.running.example import Batches
+from pcn.running.optimizers import as_optimizers
 from pcn.saving.model_folder import PLAN_FILE, save_among
 from pcn.statistics import Statistics
 from pcn.whole_files import write_whole
@@ -149,7 +150,7 @@ class SwitchCallback(TrainerCallback):
 
     def _begin(self, trainer: Trainer, state: State | None) -> None:
         assert trainer.optimizer is not None
-        self._switch.begin(trainer.model_wrapped, bare(trainer.optimizer), state)
+        self._switch.begin(trainer.model_wrapped, as_optimizers(trainer.optimizer), state)
 
 
 def _read_state(checkpoint: str) -> State | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from pcn.errors import ConfigError, PlanError, suggest
@@ -33,6 +35,35 @@ def check_plan_fits(plan: Plan, model: nn.Module) -> None:
         shape = tuple(tensors[name].shape)
         if any(dim >= len(shape) or cut.size != shape[dim] for dim, cut in dims.items()):
             raise PlanError(f"the plan's cut of {name!r} does not fit its shape {shape}")
+
+
+def without_strangers(plan: Plan, model: nn.Module) -> Plan:
+    """A plan without layers that it left alone and that the transformed model has no longer, or with other sizes.
+
+    Raise where what it has cut is of other sizes: nobody could find that again.
+    """
+    tensors, modules = tensors_by_name(model), dict(model.named_modules())
+    in_bases = {layer.name for layer in plan.transformed}
+    for name, dims in plan.slices.items():
+        if name.rpartition(".")[0] in in_bases or name not in tensors:
+            continue
+        if any(tensors[name].shape[dim] != len(cut.kept) for dim, cut in dims.items()):
+            raise PlanError(
+                f"{name!r} has the shape {tuple(tensors[name].shape)}, which is not what is left by the model's plan; "
+                "save a model as its plan left it"
+            )
+    gone = [name for name, layer in plan.layers.items() if not layer.changed and not _is_there(layer, modules)]
+    return replace(plan, layers={name: layer for name, layer in plan.layers.items() if name not in gone})
+
+
+def _is_there(layer: LayerPlan, modules: dict[str, nn.Module]) -> bool:
+    if layer.name not in modules:
+        return False
+    try:
+        _check_layer(layer, modules[layer.name])
+    except PlanError:
+        return False
+    return True
 
 
 def _check_layer(layer: LayerPlan, module: nn.Module) -> None:

@@ -53,7 +53,7 @@ def fold_(model: nn.Module, *, optimizer: Optimizers = None) -> list[str]:
         follow_(optimizers, edit.replaced, edit.gone, carried=CARRIED_BACK)
         undo.pop_all()
     for name, module in base.named_modules():
-        if name in plan.layers:
+        if name in plan.layers and plan.layers[name].changed:  # another may stand in the place of one that was not
             _set_sizes_(module, plan.layers[name])
     return kept_bias
 

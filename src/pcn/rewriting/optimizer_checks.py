@@ -19,7 +19,6 @@ NAMED = 3  # how many parameters a message names
 def check_could_follow(optimizers: Sequence[Optimizer], layers: Sequence[nn.Module], *, strict: bool) -> None:
     """Raise for an optimizer that could follow no plan for these layers, which would show epochs later."""
     likely = [_any_change(layer) for layer in layers]
-    optimizers = [_bare(optimizer) for optimizer in optimizers]
     for optimizer in optimizers:
         held = held_by([optimizer])
         if likely and all(id(change.old) in held for change in likely):  # whatever is replaced, it has some of it
@@ -90,13 +89,6 @@ def _any_change(layer: nn.Module) -> Replaced:
     assert isinstance(layer.weight, nn.Parameter)
     gained = () if layer.bias is not None else (("bias", nn.Parameter(layer.weight.detach().new_zeros(1))),)
     return Replaced(layer.weight, layer.weight, None, gained=gained)
-
-
-def _bare(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside a wrapper, such as Accelerate's, which is looked through at the switch."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = inner
-    return optimizer
 
 
 def _why_afresh(optimizer: Optimizer, leaving: list[nn.Parameter], carried: Kinds) -> str | None:

@@ -12,7 +12,7 @@ Optimizers = Optimizer | Sequence[Optimizer] | None
 
 
 def as_optimizers(given: Optimizers) -> tuple[Optimizer, ...]:
-    """The optimizers that are given: none, one, or all that train a model together.
+    """The optimizers that are given: none, one, or all that train a model together, without Accelerate's wrapper.
 
     >>> from torch import nn, optim
     >>> as_optimizers(None), len(as_optimizers(optim.SGD(nn.Linear(2, 2).parameters())))
@@ -31,4 +31,24 @@ def as_optimizers(given: Optimizers) -> tuple[Optimizer, ...]:
                 f"{'an optimizer in the list' if several else 'the optimizer'} is {said}: give the one that trains "
                 "this model, such as torch.optim.SGD(...), a list of them where there are several, or None"
             )
-    return optimizers
+    found = tuple(map(_bare, optimizers))
+    groups = [id(group) for optimizer in found for group in optimizer.param_groups]
+    if len(set(groups)) < len(groups):
+        raise ConfigError(
+            "two of the optimizers in the list share their parameter groups, so that all in these would be trained "
+            "twice: give each once, and of a wrapper and its base, as SAM's, the base alone"
+        )
+    return found
+
+
+def _bare(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside a wrapper that has its groups, such as Accelerate's: its class says what its state is."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer) and _groups(inner) == _groups(
+        optimizer
+    ):
+        optimizer = inner
+    return optimizer
+
+
+def _groups(optimizer: Optimizer) -> list[int]:
+    return [id(group) for group in optimizer.param_groups]

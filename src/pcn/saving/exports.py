@@ -28,7 +28,8 @@ from pcn.running.trees import tensors_in
 from pcn.saving.weights import tensors_to_save
 from pcn.whole_files import write_whole, written_whole
 
-TOLERANCE = 1e-4  # of the largest output: what single precision in another order of sums may differ by
+TOLERANCE = 1e-4  # of the largest number put out: what single precision in another order of sums may differ by
+ROUNDINGS = 4.0  # that is, of numbers of half precision, which are rounded at every layer
 SINGLE_FILE = 2**30  # bytes; ONNX files end at twice that
 
 
@@ -38,7 +39,7 @@ class ExportError(PCNError):
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far it is from the model, relative to the largest output; None where not checked.
+    """What was written, and how far it is from the model, of an output's largest number; None where not checked.
 
     ``stored`` counts the numbers of the form that was written (:attr:`pcn.costs.count.Cost.total`).
     """
@@ -69,7 +70,12 @@ def export_onnx(
             runtime = _imported("onnxruntime")
         except ConfigError as error:
             return Exported(path, stored, None, [f"not checked: {error}"])
-        session = runtime.InferenceSession(str(place), providers=["CPUExecutionProvider"])
+        try:
+            session = runtime.InferenceSession(str(place), providers=["CPUExecutionProvider"])
+        except Exception as error:
+            if type(error).__name__ != "NotImplemented":
+                raise
+            return Exported(path, stored, None, [f"not checked: onnxruntime cannot run this on a CPU: {error}"])
         names = [each.name for each in session.get_inputs()]
         values = [tensor.detach().cpu().numpy() for tensor in tree_leaves(example.inputs)]
         given = dict(zip(example.inputs if isinstance(example.inputs, dict) else names, values, strict=True))
@@ -135,19 +141,30 @@ def _compared(model: nn.Module, example: Example, found: list[Tensor], path: Pat
     """How far the exported model is from the model, which must not be far."""
     expected = _outputs(model, example)
     if [tensor.shape for tensor in expected] == [tensor.shape for tensor in found]:
-        largest = max([float(tensor.abs().max()) for tensor in expected if tensor.numel()], default=0.0)
         aparts = [_apart(one, other) for one, other in zip(expected, found, strict=True)]
-        difference = max(aparts, default=0.0) / (largest or 1.0)
-        if all(apart <= TOLERANCE * (largest or 1.0) for apart in aparts):  # which no apart that is not a number is
+        difference, tolerance = max(aparts, default=0.0), _tolerance(model, expected)
+        if all(apart <= tolerance for apart in aparts):  # which none that is not a number is
             return difference
-        wrong = f"is {difference:.2g} of the largest output away from the model"
+        wrong = f"is {difference:.2g} of the largest number that it puts out away from the model"
     else:
         wrong = "puts out other tensors than the model"
     raise ExportError(f"the exported model {wrong}, so that {path} is not written")
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
-    return float((one.double().cpu() - other.double().cpu()).abs().max()) if one.numel() else 0.0
+    """How far two outputs are from one another, of the largest number of the first; whole numbers must be the same."""
+    if not one.numel() or torch.equal(one.cpu(), other.cpu().to(one.dtype)):
+        return 0.0
+    if not one.is_floating_point():
+        return float("inf")
+    apart = float((one.double().cpu() - other.double().cpu()).abs().max())
+    return apart / (float(one.abs().max()) or 1.0)
+
+
+def _tolerance(model: nn.Module, outputs: list[Tensor]) -> float:
+    """What may be chance: by the coarsest numbers that a model has or puts out."""
+    numbers = (tensor for tensor in (*model.parameters(), *model.buffers(), *outputs) if tensor.is_floating_point())
+    return max([TOLERANCE, *(ROUNDINGS * torch.finfo(tensor.dtype).eps for tensor in numbers)])
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pcn.errors import FileError, PlanError
 from pcn.layers import unwrap
 from pcn.nn import PCModule
+from pcn.plans.fit import without_strangers
 from pcn.plans.plan import Plan, get_plan
 from pcn.rewriting.edit import Edit
 from pcn.rewriting.surgery import commit_, reshape_
@@ -58,7 +59,7 @@ def save_among(model: nn.Module, folder: Path) -> None:
     if plan is None:
         raise PlanError(f"this model carries no plan: {NO_PLAN}")
     with written_whole(folder / PLAN_FILE) as path:
-        _write(plan, tensors_to_save(base), path.parent)
+        _write(without_strangers(plan, base), tensors_to_save(base), path.parent)
 
 
 def load(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
@@ -67,7 +68,8 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
     The model is left as it was when anything about the files does not fit.
     """
     base = unwrap(model)
-    if get_plan(base) is not None:
+    earlier = get_plan(base)
+    if earlier is not None and earlier.changes_something:
         raise PlanError("this model has been transformed already; build the original one anew and load into that")
     target = Path(folder)
     plan = load_plan(target / PLAN_FILE)
@@ -95,7 +97,10 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise FileError(f"cannot read the plan {path}: {error}; give the folder that pcn.save wrote") from error
-    return Plan.from_json(text)
+    try:
+        return Plan.from_json(text)
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from error
 
 
 def _write(plan: Plan, tensors: State, folder: Path) -> None:
@@ -105,7 +110,10 @@ def _write(plan: Plan, tensors: State, folder: Path) -> None:
 
 
 def _plan_of_all(model: nn.Module) -> Plan:
-    """The plan that a model carries, which must explain every principal component layer in it."""
+    """The plan that a model carries, which must explain every principal component layer in it.
+
+    What it left alone may have been changed since, as a head for other classes: that is no part of it then.
+    """
     plan = get_plan(model)
     if plan is None:
         parts = [name for name, module in model.named_modules() if get_plan(module) is not None]
@@ -118,7 +126,7 @@ def _plan_of_all(model: nn.Module) -> Plan:
                 f"{name!r} is {type(module).__name__}, which is not what the model's plan says, so that loading would "
                 "not find it again; save a model as its plan left it"
             )
-    return plan
+    return without_strangers(plan, model)
 
 
 def _refuse_other_files(target: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -11,7 +12,7 @@ from typing import Any, TextIO
 from safetensors.torch import save as serialise
 from torch import nn
 
-from pcn.errors import CheckpointError, ConfigError
+from pcn.errors import CheckpointError, ConfigError, FileError
 from pcn.planner.measured import Measured
 from pcn.plans.plan import Plan, get_plan
 from pcn.saving.model_folder import WEIGHTS_FILE, save
@@ -88,7 +89,7 @@ class RunFolder:
     def costs(self) -> Measured | None:
         """What a step was measured to take when the run began, or None."""
         file = self.path / COSTS
-        return Measured.from_json(file.read_text()) if file.exists() else None
+        return _read(file, Measured.from_json) if file.exists() else None
 
     def write_costs(self, measured: Measured) -> None:
         """Keep what the run's budget is spent by: a resumed one would measure something else."""
@@ -110,7 +111,7 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """What a run that has ended ended with, or None."""
         file = self.path / RESULT
-        return json.loads(file.read_text()) if file.exists() else None
+        return _read(file, json.loads) if file.exists() else None
 
     def write_result(self, result: dict[str, Any]) -> None:
         write_text(self.path / RESULT, json.dumps(result, indent=2) + "\n")
@@ -151,6 +152,15 @@ def write_bytes(path: Path, data: bytes) -> None:
         write_whole(path, data)
     except OSError as error:
         raise _unwritten(path, error) from error
+
+
+def _read(path: Path, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(path.read_text())
+    except (ValueError, FileError) as error:
+        raise CheckpointError(
+            f"{path} is damaged ({error}): remove it, and start the same command again to have it written anew"
+        ) from error
 
 
 def _unwritten(path: Path, error: OSError) -> CheckpointError:
