@@ -9,7 +9,7 @@ START ?= 0
 EXAMPLES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow fuzz lint types format docs notebook package benchmark comparison experiments clean
+.PHONY: help demo test fast-tests test-slow fuzz lint types format docs notebook package benchmark comparison experiments clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -18,9 +18,12 @@ demo: $(VENV)/.installed-demo ## install, then run the paper's four steps on sci
 	$(BIN)/pcn demo
 
 # One thread for each worker: the tests' matrices are small, and threads that wait for each other are slower than one.
-test test-slow fuzz: export OMP_NUM_THREADS = 1
+test fast-tests test-slow fuzz: export OMP_NUM_THREADS = 1
 
-test: lint types ## install, then lint, check types and run the tests
+test: lint ## install, then lint, check types and run the tests
+	@$(MAKE) --no-print-directory -j2 types fast-tests
+
+fast-tests: $(VENV)/.installed-test
 	$(BIN)/pytest -n $(WORKERS) -m "not slow" $(TESTS)
 
 test-slow: $(VENV)/.installed-test ## run the tests that take long

@@ -86,7 +86,10 @@ NETWORK = [
 ]
 
 
-@pytest.mark.parametrize("shape", [(20, 300, 20), (70, 40, 5), (40, 150, 140), *NETWORK])
+WIDE = pytest.param((20, 300, 20), marks=pytest.mark.slow, id="in parts")
+
+
+@pytest.mark.parametrize("shape", [WIDE, (70, 40, 5), (40, 150, 140), *NETWORK])
 def test_every_launch_computes_the_same(call: Run, shape: tuple[int, int, int]) -> None:
     dtype = torch.bfloat16
     rows, added, norm, basis, _ = make(shape, dtype)
