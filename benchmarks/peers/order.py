@@ -15,7 +15,7 @@ METHODS = (
     "pcn-from-scratch",  # the planner's architecture with random bases, never switched
     "pcn-paper",  # the paper's ranks and its fresh optimizer at the switch
     "pcn-planner",
-    "pcn-planner-random-basis",  # the same plan in random directions, preconditioned by the data like the others
+    "pcn-planner-random-basis",  # the same budget in random directions, preconditioned by the data like the others
     "svd-quarter",
     "svd-stable-rank",
     "torch-pruning",
