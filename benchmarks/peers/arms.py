@@ -103,6 +103,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "tuned, patterns chosen, hedged, ranks in 32s": {**HEDGING, "rank_step": 32},
     "tuned, patterns chosen, hedged, precondition 1/2": {**HEDGING, "precondition": 0.5},
     "tuned, patterns chosen, hedged, switch after 8": {**HEDGING, "switch_at": "8"},
+    "tuned, patterns chosen, hedged, dense weight decayed": {**HEDGING, "switch": DecayedDense},
     "tuned, patterns chosen, hedged, narrow's operations": {**HEDGING, "flops": NARROW_FLOPS},
     "tuned, patterns chosen, hedged, two cuts": {**HEDGING, "switch": partial(TwoCuts, first=0.5, again_at=8)},
     "tuned, patterns chosen, hedged, basis trained to epoch 8": {
@@ -344,6 +345,7 @@ HEDGED = (  # one way to hand out that is good for tight and for loose budgets, 
 GAP = (  # what keeps the planner's network below its parent? it fits as well, so what pulls it back harder comes first
     "parent, tuned",
     "tuned, patterns chosen, hedged",
+    "tuned, patterns chosen, hedged, dense weight decayed",
     "tuned, patterns chosen, hedged, precondition 1/2",
     "tuned, patterns chosen, hedged, ranks in 32s",
     "tuned, patterns chosen, hedged, two cuts",

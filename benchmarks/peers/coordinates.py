@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pcn.maths.patterns import contributions
 from pcn.nn import PCModule
 from pcn.nn.conv import PCConvNd
 from pcn.rewriting import directions
@@ -59,20 +60,34 @@ def renew_(model: nn.Module, optimizer: Optimizer, batches: Iterable[Tensor], sh
                     tensor[:, given_up] = 0
 
 
-@torch.no_grad()
 def decay_dense_(model: nn.Module, optimizer: Optimizer) -> None:
-    """Call after a step of SGD, to have decayed the weight W~ Uᵀ that a layer stands for, and not W~ itself.
+    """Have an optimizer decay the weights that layers stand for, W~ Uᵀ with all taps, in place of W~ itself.
 
-    They are equally large where directions have length one. Along one of length s, as preconditioning makes them, the
-    gradient of ‖W~ Uᵀ‖² is s² times that of ‖W~‖²: the step lacks s² - 1 of its decay.
+    They are equally large where directions and patterns have length one. Along one of length s, as preconditioning
+    makes them, the gradient of ‖W~ Uᵀ‖² is s² times that of ‖W~‖². What is frozen of it is worked out at the first
+    step: a run that goes on has its bases by then.
     """
     layers = {module.weight: module for module in model.modules() if isinstance(module, PCModule)}
-    for group in optimizer.param_groups:
-        of_one = group["lr"] * group["weight_decay"] / (1 - group["momentum"])  # in the end, with what momentum repeats
-        for weight in group["params"]:
-            if weight in layers:
-                squares = layers[weight].basis.square().sum(0)
-                weight.mul_((1 - of_one * (squares - 1)).clamp_min(0).view(-1, *[1] * (weight.dim() - 2)))
+    products: dict[Tensor, Tensor] = {}
+
+    @torch.no_grad()
+    def pull(*_: object) -> None:
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if weight in layers and weight.grad is not None:
+                    if weight not in products:
+                        products[weight] = _inner_products(layers[weight])
+                    dense = torch.einsum("nr...,rq->nq...", weight, products[weight])
+                    weight.grad.add_(dense - weight, alpha=group["weight_decay"])
+
+    optimizer.register_step_pre_hook(pull)
+
+
+def _inner_products(layer: PCModule) -> Tensor:
+    """Those of what each coordinate adds to a layer's weight: directions, or patterns along them."""
+    patterns = layer.tap_patterns
+    each = layer.basis.mT if patterns is None else contributions(patterns, layer.basis.mT)
+    return each.flatten(1) @ each.flatten(1).mT
 
 
 def _turn_(layer: PCModule, optimizer: Optimizer, turn: Tensor, back: Tensor) -> None:

@@ -161,10 +161,16 @@ class MoreDecay(InPlace):
 class DecayedDense(InPlace):
     """Decays the weights that layers stand for, as before the switch, in whichever coordinates they are."""
 
-    def after_step(self, step: int, batches: Any) -> Plan | None:
-        if self.plan is not None:
+    def _apply(self, *arguments: Any) -> Plan:
+        plan = super()._apply(*arguments)
+        decay_dense_(self.model, self.optimizer)
+        return plan
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        before = self.plan
+        super().load_state_dict(state)
+        if before is None and self.plan is not None:
             decay_dense_(self.model, self.optimizer)
-        return super().after_step(step, batches)
 
 
 class Renewed(InPlace):

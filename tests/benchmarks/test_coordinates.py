@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +13,13 @@ import pcn
 from pcn.nn import PCModule
 
 
-def built() -> tuple[nn.Sequential, Tensor]:
+def built(**options: Any) -> tuple[nn.Sequential, Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 8, 3), nn.Flatten(), nn.Linear(128, 5)
     ).double()
     x = torch.randn(256, 3, 8, 8, dtype=torch.double)
-    pcn.compress_(model, [x], pcn.PCNConfig(rank=0.5, exclude=["0"], skip_larger=False))
+    pcn.compress_(model, [x], pcn.PCNConfig(rank=0.5, exclude=["0"], skip_larger=False, **options))
     return model, x
 
 
@@ -116,20 +117,32 @@ def test_directions_that_are_hardly_heard_give_way_to_those_of_most_variance() -
         torch.testing.assert_close(model.eval()(x), without(x))
 
 
-def test_the_weight_that_a_layer_stands_for_decays() -> None:
+@pytest.mark.parametrize("kernel_rank", [None, 3])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_weight_that_a_layer_stands_for_decays(kernel_rank: int | None, momentum: float) -> None:
     from peers.coordinates import decay_dense_
 
-    model, _ = built()
-    layer = next(module for module in model.modules() if isinstance(module, PCModule))
+    model, x = built(kernel_rank=kernel_rank)
+    layer = model[3]
     with torch.no_grad():
         layer.basis.mul_(torch.linspace(0.5, 3.0, 6))
-    dense = torch.einsum("nr...,mr->nm...", layer.weight, layer.basis)
-    (gradient,) = torch.autograd.grad(dense.square().sum() / 2, layer.weight)
-    expected = layer.weight.detach() - 0.01 * 0.001 * gradient
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, weight_decay=0.001)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)  # nothing but decay
-    optimizer.step()
-    assert not torch.allclose(layer.weight, expected, rtol=1e-5)
-    decay_dense_(model, optimizer)
-    torch.testing.assert_close(layer.weight, expected, rtol=1e-8, atol=0)
+    twin = copy.deepcopy(model)
+    plain, ours = (torch.optim.SGD(each.parameters(), 0.01, momentum, weight_decay=0.1) for each in (twin, model))
+    plain.param_groups[0]["weight_decay"] = 0.0  # by hand, as a part of the loss
+    decay_dense_(model, ours)
+    for _ in range(3):
+        penalty = torch.zeros((), dtype=torch.double)
+        for module in twin.modules():
+            if isinstance(module, PCModule):
+                penalty = penalty + torch.einsum("nr...,mr->nm...", module.full_kernel, module.basis).square().sum()
+                penalty = penalty + module.bias.square().sum()
+            elif not isinstance(module, nn.Sequential):
+                penalty = penalty + sum(each.square().sum() for each in module.parameters())
+        plain.zero_grad()
+        (twin(x).square().mean() + 0.05 * penalty).backward()
+        plain.step()
+        ours.zero_grad()
+        model(x).square().mean().backward()
+        ours.step()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)

@@ -144,6 +144,19 @@ def test_decay_grows_at_the_switch_and_not_before() -> None:
     assert seen == [5e-4, 2e-3]
 
 
+@pytest.mark.usefixtures("tiny_search")
+def test_weights_as_they_were_decay_from_the_switch_on_and_when_a_run_goes_on() -> None:
+    arm = "tuned, patterns chosen, hedged, dense weight decayed"
+    first, resumed = trainer(arm), trainer(arm)
+    hooks = [len(first.optimizer._optimizer_step_pre_hooks)]
+    first.switch.after_epoch(1, first.calibration)
+    assert first.switch.plan is not None
+    hooks.append(len(first.optimizer._optimizer_step_pre_hooks))
+    resumed.switch.load_state_dict(first.switch.state_dict())
+    hooks.append(len(resumed.optimizer._optimizer_step_pre_hooks))
+    assert hooks == [0, 1, 1]
+
+
 def test_a_narrower_network_is_preconditioned_and_nothing_else(tiny_search: Any) -> None:
     import planner_search as search
     from peers.one_run import run
