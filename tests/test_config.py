@@ -105,6 +105,11 @@ def test_a_rule_of_ones_own_is_a_rank_rule() -> None:
         (lambda: Threshold(True), "must be finite"),
         (lambda: Fixed(0), "rank=0: give a whole number of at least 1"),
         (lambda: Fixed(2.0), "whole number"),
+        (lambda: PCNConfig(rank=ExplainedVariance), r"is a class: give a rule .* such as ExplainedVariance\(\.\.\.\)"),
+        (
+            lambda: PCNConfig(output_rank=0, rank=4),
+            "output_rank=0: give a whole number of at least 1, or a fraction of the",
+        ),
         (lambda: Fixed(True), "whole number"),
         (lambda: Fraction(0.0), r"\(0, 1\]"),
         (lambda: Fraction(1.1), r"\(0, 1\]"),

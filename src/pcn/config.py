@@ -31,6 +31,17 @@ class L1Threshold:
 KeepOutputs = int | float | L1Threshold
 
 
+def _check_output_rank(given: object) -> None:
+    if given is None:
+        return
+    try:
+        allowed = isinstance(as_rank_rule(given), Fixed | Fraction)  # type: ignore[arg-type]
+    except ConfigError:
+        allowed = False
+    if not allowed:
+        raise ConfigError(f"output_rank={given!r}: give a whole number of at least 1, or a fraction of the outputs")
+
+
 def _check_keep_outputs(keep: KeepOutputs) -> None:
     """Raise unless ``keep`` is a positive count, a fraction in (0, 1] or an :class:`L1Threshold`."""
     is_count = isinstance(keep, int) and not isinstance(keep, bool) and keep >= 1
@@ -66,8 +77,7 @@ class LayerRule:
             _check_keep_outputs(self.keep_outputs)
         if self.order is not None:
             _check_choice("order", self.order, ORDERS)
-        if self.output_rank is not None and not isinstance(as_rank_rule(self.output_rank), Fixed | Fraction):
-            raise ConfigError(f"output_rank={self.output_rank!r}: give a whole number or a fraction of the outputs")
+        _check_output_rank(self.output_rank)
         if self.output_rank is not None and self.rank is None:
             raise ConfigError(
                 f"output_rank={self.output_rank!r} without a rank: give one beside it, 1.0 for all inputs"

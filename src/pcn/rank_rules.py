@@ -92,6 +92,8 @@ Rank = RankRule | int | float
 
 def as_rank_rule(rank: Rank) -> RankRule:
     """Turn 50 into ``Fixed(50)`` and 0.5 into ``Fraction(0.5)``; rules pass through."""
+    if isinstance(rank, type):
+        raise ConfigError(f"rank={rank.__name__} is a class: give a rule made from it, such as {rank.__name__}(...)")
     if isinstance(rank, RankRule) and callable(rank.rank):
         return rank
     if isinstance(rank, Integral) and not isinstance(rank, bool):  # numpy's whole numbers too

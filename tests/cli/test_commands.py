@@ -19,6 +19,7 @@ import pcn
 from pcn.cli import main
 from pcn.costs.count import count
 from pcn.nn import PCModule
+from pcn.training.settings import Settings
 from small import Mlp, images, vectors
 
 ROOT = Path(__file__).parents[1]  # the commands import their models from here
@@ -423,3 +424,10 @@ def test_an_interrupt_and_a_warning_are_one_line_each(capsys: pytest.CaptureFixt
     assert main(["analyze", "--model", "noisy_factory:build", "--random-inputs", "2,3"]) == 130
     output = capsys.readouterr()
     assert (output.out, output.err) == ("", "pcn: warning: said in two lines\npcn: stopped\n")
+
+
+def test_a_run_that_has_not_ended_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run").mkdir()
+    Path("run/settings.json").write_text(Settings(model="small:ConvNet").to_json())
+    said = refused(capsys, "analyze", "--run", "run")
+    assert "the run in run has not ended: the same pcn train command takes it up again" in said

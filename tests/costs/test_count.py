@@ -161,3 +161,32 @@ def test_batches_reach_the_model_as_in_analysis() -> None:
 def test_a_batch_without_samples_is_refused() -> None:
     with pytest.raises(ConfigError, match="no tensor with samples"):
         flops_per_sample(nn.Linear(3, 2), 3, forward=lambda model, batch: None)
+
+
+class Experts(nn.Module):
+    """Products of several matrices in one call, in the four ways that there are."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.weight = way, nn.Parameter(torch.randn(3, 8, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        ends = torch.tensor([2, 4, 8], dtype=torch.int32)
+        if self.way == "rows":
+            return torch._grouped_mm(x, self.weight, offs=ends)
+        if self.way == "batches":
+            return torch._grouped_mm(x.expand(3, -1, -1), self.weight)
+        if self.way == "columns":
+            return torch._grouped_mm(self.weight.mT, x.mT, offs=ends)
+        return torch._grouped_mm(x.mT, x @ self.weight[0], offs=ends)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("way", "multiplied"), [("rows", 8 * 8 * 16), ("batches", 3 * 8 * 8 * 16), ("columns", 16 * 8 * 8)]
+)
+def test_products_of_several_matrices_are_counted_in_every_dtype(way: str, multiplied: int, dtype: torch.dtype) -> None:
+    x = torch.randn(8, 8, dtype=dtype)
+    assert flops_per_sample(Experts(way).to(dtype), x) == 2 * multiplied / 8
+    both = 2 * (8 * 8 * 16 + 8 * 8 * 16) / 8  # of x and of what it was multiplied with
+    assert flops_per_sample(Experts("sums").to(dtype), x) == both

@@ -610,3 +610,13 @@ def test_a_damaged_file_of_a_run_is_named(name: str, tmp_path: Path) -> None:
     said = rf"{name} is damaged .*: remove it, and start the same command again"
     with RunFolder(tmp_path, Settings()) as folder, pytest.raises(pcn.PCNError, match=said):
         folder.result() if name == "result.json" else folder.costs()
+
+
+def test_a_folder_of_a_run_that_never_got_anywhere_may_be_deleted(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, Settings()) as folder:
+        folder.begin()
+    with pytest.raises(pcn.ConfigError, match="choose another folder, or delete this one, which holds neither"):
+        RunFolder(tmp_path, Settings(seed=1))
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(pcn.ConfigError, match=r"choose another folder$"):
+        RunFolder(tmp_path, Settings(seed=1))

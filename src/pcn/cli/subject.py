@@ -60,6 +60,8 @@ def read_subject(arguments: argparse.Namespace) -> Subject:
     model = build_model(settings)
     weights = arguments.weights or (arguments.run and arguments.run / "model")
     if weights is not None:
+        if arguments.run and not arguments.weights and not weights.exists():
+            raise FileError(f"the run in {arguments.run} has not ended: the same pcn train command takes it up again")
         load_weights_(model, weights)
     return Subject(model.to(device).eval(), settings, device, hasattr(arguments, "data") or arguments.run is not None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from pcn.costs.constants import Constants
+from pcn.costs.grouped import GROUPED, GroupedSizes, grouped_flops
 from pcn.errors import ConfigError
 from pcn.layers import unwrap
 from pcn.nn.eights import as_they_are
@@ -71,8 +72,11 @@ def flops_per_sample(model: nn.Module, batch: Any, *, forward: Forward | None = 
     fakes = {id(tensor): mode.from_tensor(tensor.detach()) for tensor in held.values()}
     state: dict[str, Tensor] = {name: fakes[id(tensor)] for name, tensor in held.items()}
     inputs = tree_map_only(Tensor, mode.from_tensor, example.inputs)
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), _in_pieces(), as_they_are(), mode, counter, Constants(state.values(), counter) as once:
+    counter = FlopCounterMode(display=False, custom_mapping={GROUPED: grouped_flops})
+    with ExitStack() as stack:
+        for context in (torch.no_grad(), _in_pieces(), as_they_are(), mode, GroupedSizes(), counter):
+            stack.enter_context(context)
+        once = stack.enter_context(Constants(state.values(), counter))
         functional_call(call, state, (inputs,), tie_weights=False)
     return float(counter.get_total_flops() - once.flops) / _samples(example.inputs)
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import logging
 import operator
-import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,6 +14,7 @@ from pcn.graph.rules import Call
 from pcn.running.copying import copied_around
 from pcn.running.example import AsModule, Example
 from pcn.running.modes import train_code_
+from pcn.running.quiet import quiet
 from pcn.running.seeded import same_numbers
 from pcn.running.untouched import same_modes
 
@@ -48,24 +45,6 @@ def capture(model: nn.Module, example: Example, *, training: bool = False) -> to
             f"torch.export cannot follow {type(model).__name__}: without a graph no output channels are dropped and no "
             f"operations counted (input transformations need none): {type(error).__name__}: {words}"
         ) from error
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep torch from printing the traceback of an error that is raised anyway, and warnings about a mere copy."""
-    noisy = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
-    logs = [logging.getLogger(f"torch.{name}") for name in noisy]
-    before = [log.disabled for log in logs]
-    for log in logs:
-        log.disabled = True
-    try:
-        # torch.export prints the graph of a failed capture.
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for log, disabled in zip(logs, before, strict=True):
-            log.disabled = disabled
 
 
 def sources(program: torch.export.ExportedProgram, model: nn.Module) -> dict[str, str]:

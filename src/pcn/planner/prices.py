@@ -16,6 +16,7 @@ from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 from pcn.plans.prospect import size_of
 from pcn.running.example import Example
+from pcn.running.quiet import quiet
 from pcn.running.untouched import untouched
 
 NOTHING = Measured(Usage(), {})
@@ -68,7 +69,7 @@ def operations(model: nn.Module, example: Example | None) -> int | None:
     if example is None:
         return None
     try:
-        with untouched(model):
+        with untouched(model), quiet():
             flops = size_of(model, example).flops_per_sample
     except Exception:  # whatever a model's own code raises on tensors without values
         return None

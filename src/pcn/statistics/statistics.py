@@ -139,7 +139,10 @@ class Statistics:
         return vectors, torch.nn.functional.pad(values[..., :rank], missing)
 
     def merge(self, other: Statistics) -> Statistics:
-        """Return the statistics of both sets of samples, as if one pass had seen them all."""
+        """Return the statistics of both sets of samples, as if one pass had seen them all.
+
+        Both must be of the same model with the same weights, which cannot be seen here.
+        """
         from pcn.statistics.merging import merge
 
         return merge(self, other)

@@ -62,7 +62,9 @@ class RunFolder:
             changes = ", ".join(
                 f"{name} was {getattr(earlier, name)!r}, now {getattr(self._settings, name)!r}" for name in names
             )
-            raise ConfigError(f"{self.path} holds a run with other settings ({changes}): choose another folder")
+            held = [*(self.path / "checkpoints").glob("*"), *self.path.glob(RESULT)]
+            unused = "" if held else ", or delete this one, which holds neither a checkpoint nor a result"
+            raise ConfigError(f"{self.path} holds a run with other settings ({changes}): choose another folder{unused}")
 
     def log(self, record: dict[str, Any]) -> None:
         """Append a line to the metrics."""
