@@ -53,8 +53,8 @@ On the command line and in TOML files the same words are [settings of `pcn train
 ORDERS = """\
 `order` says how a layer reads an input of which channels were dropped: `truncate_first`, the paper's choice, counts
 them as zero; `project_first` and `kept_block` count them as their mean, and `kept_block` also finds the directions anew
-among those that are left. A convolution that pads with zeros then counts them as their mean around its images too, where
-the wide network read zeros.
+among those that are left. A convolution that pads with zeros then counts them as their mean around its images too,
+where the wide network read zeros.
 """
 
 RANKS = """\
