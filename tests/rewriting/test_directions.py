@@ -260,7 +260,7 @@ def test_the_block_order_has_bases_of_its_own() -> None:
         ({"basis": "best"}, "choose one of pca, response, balanced, random"),
         ({"precondition": 2.0}, "from 0"),
         ({"output_rank": 0}, "at least 1"),
-        ({"output_rank": pcn.ExplainedVariance(0.5)}, "a whole number or a fraction"),
+        ({"output_rank": pcn.ExplainedVariance(0.5)}, "a whole number of at least 1, or a fraction"),
     ],
 )
 def test_what_cannot_be_is_said(wrong: dict[str, object], said: str) -> None:
