@@ -32,6 +32,7 @@ KeepOutputs = int | float | L1Threshold
 
 
 def _check_output_rank(given: object) -> None:
+    """Raise unless outputs are counted, or a fraction of them is given: of their number statistics say nothing."""
     if given is None:
         return
     try:

@@ -58,12 +58,19 @@ def read_subject(arguments: argparse.Namespace) -> Subject:
     device = device_named(arguments.device)
     torch.manual_seed(settings.seed)
     model = build_model(settings)
-    weights = arguments.weights or (arguments.run and arguments.run / "model")
-    if weights is not None:
-        if arguments.run and not arguments.weights and not weights.exists():
-            raise FileError(f"the run in {arguments.run} has not ended: the same pcn train command takes it up again")
-        load_weights_(model, weights)
+    if arguments.weights is not None:
+        load_weights_(model, arguments.weights)
+    elif arguments.run is not None:
+        load_weights_(model, _weights_of(arguments.run))
     return Subject(model.to(device).eval(), settings, device, hasattr(arguments, "data") or arguments.run is not None)
+
+
+def _weights_of(run: Path) -> Path:
+    """The weights with which a run has ended."""
+    weights = run / "model"
+    if not weights.exists():
+        raise FileError(f"the run in {run} has not ended: the same pcn train command takes it up again")
+    return weights
 
 
 def set_threads(count: int | None) -> None:
