@@ -203,7 +203,7 @@ class TwoOutputs(nn.Module):
         return self.layers(x), self.second
 
 
-@pytest.mark.parametrize("second", [torch.full((4,), 5e4), torch.full((4,), 50_000)])
+@pytest.mark.parametrize("second", [torch.full((4,), 5e4), torch.full((4,), 50_000), torch.full((4,), 5e4j)])
 def test_every_output_is_compared_by_its_own_size(second: torch.Tensor, tmp_path: Path) -> None:
     model, x = TwoOutputs(second).eval(), torch.randn(40, 20)
     example = Example.of(x)

@@ -32,7 +32,7 @@ def as_optimizers(given: Optimizers) -> tuple[Optimizer, ...]:
                 "this model, such as torch.optim.SGD(...), a list of them where there are several, or None"
             )
     found = tuple(map(_bare, optimizers))
-    groups = [id(group) for optimizer in found for group in optimizer.param_groups]
+    groups = [group for optimizer in found for group in _groups(optimizer)]
     if len(set(groups)) < len(groups):
         raise ConfigError(
             "two of the optimizers in the list share their parameter groups, so that all in these would be trained "
@@ -43,12 +43,12 @@ def as_optimizers(given: Optimizers) -> tuple[Optimizer, ...]:
 
 def _bare(optimizer: Optimizer) -> Optimizer:
     """The optimizer inside a wrapper that has its groups, such as Accelerate's: its class says what its state is."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer) and _groups(inner) == _groups(
-        optimizer
-    ):
-        optimizer = inner
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, Optimizer) and inner is not optimizer and _groups(inner) == _groups(optimizer):
+        return _bare(inner)
     return optimizer
 
 
 def _groups(optimizer: Optimizer) -> list[int]:
+    """The groups themselves, by their ids: wrappers share them."""
     return [id(group) for group in optimizer.param_groups]

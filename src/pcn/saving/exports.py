@@ -153,6 +153,8 @@ def _compared(model: nn.Module, example: Example, found: list[Tensor], path: Pat
 
 def _apart(one: Tensor, other: Tensor) -> float:
     """How far two outputs are from one another, of the largest number of the first; whole numbers must be the same."""
+    if one.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
     if not one.numel() or torch.equal(one.cpu(), other.cpu().to(one.dtype)):
         return 0.0
     if not one.is_floating_point():
