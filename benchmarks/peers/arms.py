@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from peers.late_changes import BasisTrainedFirst, DecayedDense, MoreDecay, Renewed, Rewhitened, SizedByWeights, TwoCuts
+from peers.own_patches import OwnPatchSwitch
 from peers.patches import PatchSwitch
 
 NARROW_FLOPS = 326_830_592  # per sample, of the narrower network with as many parameters
@@ -78,6 +79,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "tuned, separable patches, even shares": {**TUNED, "switch": partial(PatchSwitch, separable=True, even=True)},
     "tuned, patches of 4 positions": {**TUNED, "switch": partial(PatchSwitch, positions=4)},
     "tuned, patches of 6 positions": {**TUNED, "switch": partial(PatchSwitch, positions=6)},
+    "tuned, own patches of every output": {**TUNED, "switch": OwnPatchSwitch},
+    "tuned, own taps of every output": {**TUNED, "switch": partial(OwnPatchSwitch, plain=True)},
     "tuned, patterns by response, kernel rank 4": {**AS_TRAINED, **TUNED, "kernel_rank": 4},
     "tuned, patterns by response, kernel rank 4, even ranks": FOUR_EVENLY,
     "tuned, patterns by response, kernel rank 4, even ranks in 32s": {
@@ -345,12 +348,14 @@ HEDGED = (  # one way to hand out that is good for tight and for loose budgets, 
 GAP = (  # what keeps the planner's network below its parent? it fits as well, so what pulls it back harder comes first
     "parent, tuned",
     "tuned, patterns chosen, hedged",
+    "tuned, own patches of every output",  # is it that all outputs of a layer share a subspace?
+    "tuned, own taps of every output",
+    "tuned, patterns chosen, hedged, two cuts",
     "tuned, patterns chosen, hedged, dense weight decayed",
+    "tuned, patterns chosen, hedged, switch after 8",
     "tuned, patterns chosen, hedged, precondition 1/2",
     "tuned, patterns chosen, hedged, ranks in 32s",
-    "tuned, patterns chosen, hedged, two cuts",
     "tuned, patterns chosen, hedged, narrow's operations",  # and how much of the gain is paid for in operations?
-    "tuned, patterns chosen, hedged, switch after 8",
     "tuned, patterns chosen, hedged, basis trained to epoch 8",
     "tuned, patterns chosen, hedged, fresh optimizer",
     "tuned, patterns by response, kernel rank 4, even ranks",

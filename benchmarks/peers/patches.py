@@ -107,7 +107,7 @@ class PatchSwitch(PeerSwitch):
     def rebuild_(self, what: dict[str, Any]) -> None:
         for name, rank in what["ranks"].items():
             layer = self.model.get_submodule(name)
-            _replace_(self.model, name, layer, PatchConv2d(layer, rank), self.optimizer)
+            replace_(self.model, name, layer, PatchConv2d(layer, rank), self.optimizer)
 
 
 def _together(found: Found, positions: int | None) -> Tensor:
@@ -210,13 +210,14 @@ def put_(model: nn.Module, name: str, found: Found, which: Tensor, optimizer: Op
     new = PatchConv2d(layer, len(which))
     new.patches.copy_(along.T)
     new.weight.copy_(layer.weight.flatten(1).to(back) @ back)
-    _replace_(model, name, layer, new, optimizer)
+    replace_(model, name, layer, new, optimizer)
     momentum = optimizer.state.pop(layer.weight, {}).get("momentum_buffer")
     if momentum is not None:  # of gradients by W, which become those by W along
         optimizer.state[new.weight]["momentum_buffer"] = (momentum.flatten(1).to(along) @ along).to(new.weight)
 
 
-def _replace_(model: nn.Module, name: str, layer: nn.Module, new: PatchConv2d, optimizer: Optimizer) -> None:
+def replace_(model: nn.Module, name: str, layer: nn.Module, new: nn.Module, optimizer: Optimizer) -> None:
+    """Put a layer in the place of another, in the model and in its optimizer."""
     owner, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(owner), attribute, new)
     for group in optimizer.param_groups:

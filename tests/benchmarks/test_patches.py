@@ -138,3 +138,37 @@ def test_a_run_is_taken_up_again_with_the_shape_that_was_chosen() -> None:
     assert sum(isinstance(layer, PatchConv2d) for layer in fresh.modules()) == 2
     torch.testing.assert_close(fresh(x), model(x))
     assert {p for group in others.param_groups for p in group["params"]} == set(fresh.parameters())
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_own_directions_of_every_output_change_nothing_when_all_are_kept(plain: bool) -> None:
+    from peers.own_patches import as_it_is, put_
+    from peers.patches import patch_covariances
+
+    model, x, optimizer = built()
+    expected, found = copy.deepcopy(model)(x), looked_at(model, x, separable=True)
+    if plain:
+        layers = {name: model.get_submodule(name) for name in found}
+        found = {name: as_it_is(each) for name, each in patch_covariances(model, layers, [x]).items()}
+    for name, each in found.items():
+        put_(model, name, each, len(each.worth), optimizer)
+    torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-9)
+    assert {p for group in optimizer.param_groups for p in group["params"]} == set(model.parameters())
+
+
+def test_every_output_keeps_the_coordinates_along_which_it_responds_most_and_trains_no_others() -> None:
+    from peers.own_patches import put_
+    from peers.patches import patch_covariances
+
+    model, x, optimizer = built()
+    layer, covariance = model[2], patch_covariances(model, {"2": model[2]}, [x])["2"]
+    found = looked_at(model, x, separable=True)["2"]
+    before = layer.weight.detach().flatten(1) @ found.vectors  # (8, 54), along directions of length one
+    responses = before.square() * (found.vectors * (covariance @ found.vectors)).sum(0)
+    put_(model, "2", found, 10, optimizer)
+    assert model[2].weight.shape == (8, 10)
+    for kept, response in zip(model[2].chosen, responses, strict=True):
+        assert set(kept.tolist()) == set(response.topk(10).indices.tolist())
+    step(model, optimizer, x)
+    along = model[2].weight.new_zeros(8, 54).scatter(1, model[2].chosen, model[2].weight)
+    assert int((along != 0).sum()) == 80
