@@ -45,10 +45,36 @@ def test_of_forms_about_as_fast_the_one_that_keeps_less_is_chosen(monkeypatch: p
         return taken[next(module for module in part if isinstance(module, FusedLayer)).use.form]
 
     monkeypatch.setattr(choose, "time_s", pretended)
-    assert set(choose_forms(model, batch).values()) == {"fused"}
-    assert set(choose_forms(model, batch, among=["folded", "factored"]).values()) == {"factored"}
-    taken["fused"] = 1.1
+    behind_sum = {"second.conv1"}  # whose input the next sum reads, and which is kept: folded, it adds nothing to that
+    forms = choose_forms(model, batch)
+    assert {name for name, form in forms.items() if form == "folded"} == behind_sum
+    assert set(forms.values()) == {"folded", "fused"}
+    assert set(choose_forms(model, batch, among=["fused", "factored"]).values()) == {"fused"}
+    taken["fused"], taken["folded"] = 1.1, 1.05
     assert set(choose_forms(model, batch).values()) == {"factored"}
+
+
+def test_a_layer_whose_input_others_read_is_timed_with_the_full_width_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = transformed(Residual(), keep=("conv", "fc")), torch.randn(IMAGES, dtype=torch.float64)
+    timed: set[tuple[str, bool]] = set()
+
+    def looked_at(part: nn.Module, like: Tensor) -> float:
+        outputs = part(like)
+        branches = isinstance(outputs, tuple)
+        if branches:  # what goes elsewhere is what the batch norm and its ReLU make of the input
+            stock = nn.functional.relu(nn.functional.batch_norm(like, None, None, *_affine(part[0]), training=True))
+            torch.testing.assert_close(outputs[0], stock)
+        timed.add((next(module for module in part if isinstance(module, FusedLayer)).use.form, branches))
+        return 1.0
+
+    monkeypatch.setattr(choose, "time_s", looked_at)
+    choose_forms(model, batch)
+    assert timed == {(form, branches) for form in ("fused", "factored", "folded") for branches in (True, False)}
+
+
+def _affine(norm: nn.Module) -> tuple[Tensor, Tensor]:
+    assert isinstance(norm, nn.BatchNorm2d)
+    return norm.weight, norm.bias
 
 
 @pytest.mark.parametrize("name", ["residual", "linear"])

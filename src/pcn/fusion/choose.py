@@ -18,6 +18,7 @@ from pcn.fusion.find import find_chains
 from pcn.fusion.found import Found, Search
 from pcn.fusion.fuse import attach_, layers_with_forms, unfuse_
 from pcn.fusion.layers import FORMS, Form, forms_of
+from pcn.fusion.standin import full
 from pcn.layers import unwrap
 from pcn.nn import PCModule
 from pcn.running.example import Example
@@ -33,7 +34,8 @@ def choose_forms(
 
     Of forms that are about as fast a layer has the one that keeps the least for the way back.
     Autocast counts as it is where this is called. Layers of the same sizes are timed once, together with the batch
-    norms around them; without ``norms`` alone, and with stock code but for what is folded, as :func:`fuse_` has them.
+    norms around them, whose full width is written where others read it too; without ``norms`` alone, and with stock
+    code but for what is folded, as :func:`fuse_` has them.
     """
     if not among or not set(among) <= set(FORMS):
         raise ConfigError(f"among={among!r}: give at least one of {', '.join(FORMS)}")
@@ -42,7 +44,7 @@ def choose_forms(
     given = Example.for_model(base, example)
     layers = layers_with_forms(base)
     search = find_chains(base, given, dict.fromkeys(layers, "fused")) if norms else Search()
-    before = {reader: base.get_submodule(chain.norm) for chain in search.chains for reader in chain.readers}
+    before = {reader: chain for chain in search.chains for reader in chain.readers}
     after = {chain.source: base.get_submodule(chain.norm) for chain in search.chains}
     inputs = _inputs(base, given, layers)
     found: dict[str, Form] = {}
@@ -50,9 +52,12 @@ def choose_forms(
     for name, layer in layers.items():
         if name not in inputs:
             continue
-        sizes = f"{layer} {tuple(inputs[name].shape)} {inputs[name].dtype} {name in before} {name in after}"
+        chain = before.get(name)
+        norm, written = (None, False) if chain is None else (base.get_submodule(chain.norm), chain.emit)
+        kept = chain is not None and chain.emit and chain.added
+        place = _Place(norm, layer, after.get(name), stock=not norms, written=written, kept=kept)
+        sizes = f"{layer} {tuple(inputs[name].shape)} {inputs[name].dtype} {place.around}"
         if sizes not in known:
-            place = _Place(before.get(name), layer, after.get(name), stock=not norms)
             known[sizes] = _fastest(place, inputs[name], among)
         found[name] = known[sizes]
     for chain in search.chains:  # one reader at the full width, and a projection for the others saves little
@@ -72,25 +77,49 @@ def _inputs(model: nn.Module, example: Example, layers: dict[str, PCModule]) -> 
 class _Place:
     """A layer between the batch norms, if there are any, that run in one pass with it.
 
-    Where there are to be none it runs with ``stock`` code, unless it is folded.
+    Where there are to be none it runs with ``stock`` code, unless it is folded. What it reads may be ``written`` at its
+    full width in any case, as others read it, and ``kept`` too: behind a sum it shows where ReLU let through.
     """
 
     before: nn.Module | None
     layer: PCModule
     after: nn.Module | None
     stock: bool
+    written: bool
+    kept: bool
+
+    @property
+    def around(self) -> tuple[bool, ...]:
+        """What there is around the layer."""
+        return self.before is not None, self.after is not None, self.written, self.kept
+
+    @property
+    def leanest_first(self) -> tuple[Form, ...]:
+        """The forms from the one that adds least to what is kept for the way back: a folded layer adds its input."""
+        return ("folded", "fused", "factored") if self.kept else FORMS
 
     def part(self, form: Form) -> nn.Module:
         """A small model of this place, with a ReLU in front of the layer."""
         modules = {"layer": self.layer} if self.after is None else {"layer": self.layer, "after": self.after}
         if self.before is not None:
             modules = {"before": self.before, "relu": nn.ReLU(), **modules}
-        part = nn.Sequential(OrderedDict((name, copy.deepcopy(module)) for name, module in modules.items()))
+        kind = _Branching if self.written else nn.Sequential
+        part = kind(OrderedDict((name, copy.deepcopy(module)) for name, module in modules.items()))
         readers = ("layer",) if form == "fused" else ()
-        chains = [Found("before", relu=True, emit=not readers, readers=readers), Found("after", source="layer")]
+        emit = self.written or not readers
+        chains = [Found("before", relu=True, emit=emit, readers=readers), Found("after", source="layer")]
         if not (self.stock and form == "factored"):
             attach_(part, Search([chain for chain in chains if chain.norm in modules]), {"layer": form})
         return part.train()
+
+
+class _Branching(nn.Sequential):
+    """A batch norm, its ReLU and what follows them; the full width goes elsewhere too."""
+
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        norm, relu, *others = self
+        between = relu(norm(input))
+        return full(between), nn.Sequential(*others)(between)
 
 
 def _fastest(place: _Place, like: Tensor, among: Sequence[Form]) -> Form:
@@ -100,7 +129,7 @@ def _fastest(place: _Place, like: Tensor, among: Sequence[Form]) -> Form:
     if len(forms) == 1:
         return forms[0]
     times = {form: time_s(place.part(form), like) for form in forms}
-    return next(form for form in FORMS if times.get(form, math.inf) <= ALIKE * min(times.values()))
+    return next(form for form in place.leanest_first if times.get(form, math.inf) <= ALIKE * min(times.values()))
 
 
 def time_s(part: nn.Module, x: Tensor) -> float:
