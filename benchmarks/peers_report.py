@@ -1,7 +1,7 @@
 """Print what came out of the comparison and of the search for a planner; ``--write`` brings the documentation up to it.
 
 python benchmarks/peers_report.py
-python benchmarks/peers_report.py --write              docs/comparison.md, and the figures in docs/figures
+python benchmarks/peers_report.py --write              docs/comparison.md, README.md, and docs/figures
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import planner_search
 from peers import RESULTS
-from peers.document import DOCUMENT, comparison_part, with_parts
+from peers.document import comparison_part, made_anew
+from peers.report import short_table
 from peers.results import Results
 from records import Records
 
@@ -21,7 +22,7 @@ def parts(folder: Path) -> dict[str, str]:
     results, search = Results(folder), Records(folder / planner_search.RECORDS)
     made: dict[str, str] = {}
     if results.final.path.exists() or results.grid.path.exists():
-        made["comparison"] = comparison_part(results)
+        made |= {"comparison": comparison_part(results), "short comparison": short_table(results)}
     if search.path.exists():
         made["search"] = planner_search.table(search.records)
     return made
@@ -39,8 +40,10 @@ def main() -> None:
     if options.write:
         from peers.figures import draw
 
-        DOCUMENT.write_text(with_parts(DOCUMENT.read_text(), found))
-        print(f"\nwritten: {DOCUMENT.name}", *draw(Results(options.results)), sep=" ")
+        written = made_anew(found)
+        for document, text in written.items():
+            document.write_text(text)
+        print("\nwritten:", *(document.name for document in written), *draw(Results(options.results)), sep=" ")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""The parts of docs/comparison.md that are made from results, from ``<!-- name -->`` to ``<!-- end of name -->``."""
+"""The parts of the documentation that are made from results, from ``<!-- name -->`` to ``<!-- end of name -->``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from peers import BENCHMARKS
 from peers.report import drawn, tables
 from peers.results import Results
 
-DOCUMENT = BENCHMARKS.parent / "docs" / "comparison.md"
+COMPARISON, README = BENCHMARKS.parent / "docs" / "comparison.md", BENCHMARKS.parent / "README.md"
+PARTS = {"comparison": COMPARISON, "search": COMPARISON, "short comparison": README}  # each part's document
 
 
 def comparison_part(results: Results) -> str:
@@ -22,6 +24,13 @@ def comparison_part(results: Results) -> str:
 
 def figure_name(parent: str, epochs: int) -> str:
     return f"figures/peers_{parent}_{epochs}.svg"
+
+
+def made_anew(parts: Mapping[str, str]) -> dict[Path, str]:
+    """The text of every document that has one of these parts."""
+    documents = dict.fromkeys(PARTS[name] for name in parts)
+    own = {each: {name: part for name, part in parts.items() if PARTS[name] == each} for each in documents}
+    return {document: with_parts(document.read_text(), found) for document, found in own.items()}
 
 
 def with_parts(text: str, parts: Mapping[str, str]) -> str:

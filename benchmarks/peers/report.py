@@ -13,6 +13,14 @@ from peers.results import Results
 
 Record = dict[str, Any]
 OURS, INSTEAD = "pcn-planner", "narrow"  # what a person would do instead
+IN_SHORT = {  # what the README shows, as it calls it
+    "parent": "the wide network",
+    OURS: "PCN within a budget",
+    "pcn-paper": "PCN with the paper's ranks",
+    INSTEAD: "narrower, from scratch",
+    "svd-stable-rank": "low rank by SVD, stable ranks",
+    "torch-pruning": "pruned by Torch-Pruning",
+}
 NOTHING = "No run of the comparison is recorded yet."
 
 
@@ -88,6 +96,20 @@ def _difference(method: str, other: str, found: dict[str, list[Record]]) -> str:
         return ""
     some = 1 < difference.pairs < max(len(runs), len(others))
     return f"{difference}, {difference.pairs} pairs" if some else str(difference)
+
+
+def short_table(results: Results) -> str:
+    """What has run of the best known methods, wherever ours has: a few columns, in the order of ``IN_SHORT``."""
+    rows = []
+    for parent, target, epochs in comparisons():
+        found = select(results, parent, target, epochs)
+        for method in (each for each in IN_SHORT if each in found and OURS in found):
+            runs = found[method]
+            sizes = [shown(runs, "trainable_params", 1, ",.0f"), shown(runs, "flops_per_sample", 1e6, ",.0f")]
+            known = [shown(runs, "test_accuracy", 1, ".2f"), counted(runs, "test_accuracy")]
+            rows.append([f"{parent}, {epochs} epochs: {IN_SHORT[method]}", *sizes, *known])
+    head = ["network", "parameters trained", "MFLOPs per sample", "test accuracy (%)", "runs"]
+    return markdown(head, rows)
 
 
 def grid_table(results: Results) -> str | None:

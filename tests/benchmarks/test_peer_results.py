@@ -227,7 +227,7 @@ def test_what_is_not_among_the_results_is_left_as_it_is_in_the_documentation(tmp
 
     assert peers_report.parts(tmp_path) == {}
     results_in(tmp_path, [record("parent", 10, 93.0)])
-    assert peers_report.parts(tmp_path).keys() == {"comparison"}
+    assert peers_report.parts(tmp_path).keys() == {"comparison", "short comparison"}
 
 
 def test_figures_are_drawn_from_the_results_alone_and_the_same_every_time(tmp_path: Path) -> None:
@@ -242,10 +242,26 @@ def test_figures_are_drawn_from_the_results_alone_and_the_same_every_time(tmp_pa
 
 def test_the_documentation_shows_the_results() -> None:
     import peers_report
-    from peers.document import DOCUMENT, with_parts
+    from peers.document import COMPARISON, README, made_anew
 
-    shown = DOCUMENT.read_text()
-    assert with_parts(shown, peers_report.parts(BENCHMARKS / "results")) == shown
+    made = made_anew(peers_report.parts(BENCHMARKS / "results"))
+    assert made.keys() == {COMPARISON, README}
+    for document, text in made.items():
+        assert document.read_text() == text
+
+
+def test_in_short_ours_stands_beside_what_a_person_would_do_instead(tmp_path: Path) -> None:
+    from peers.report import short_table
+
+    others = [record("parent", 10, 93.0), record("narrow", 10, 92.0), record("pcn-from-scratch", 10, 91.0)]
+    assert "93.00" not in short_table(results_in(tmp_path, others))  # nothing of ours to set it beside
+    rows = short_table(results_in(tmp_path, [*others, record("pcn-planner", 10, 92.5), record("narrow", 11, 92.2)]))
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows.splitlines()[2:]]
+    assert [(row[0], row[3], row[4]) for row in cells] == [
+        ("wide_resnet20, 60 epochs: the wide network", "93.00", "1"),
+        ("wide_resnet20, 60 epochs: PCN within a budget", "92.50", "1"),
+        ("wide_resnet20, 60 epochs: narrower, from scratch", "92.10", "2"),
+    ]
 
 
 def test_a_part_of_the_documentation_is_made_anew(tmp_path: Path) -> None:
