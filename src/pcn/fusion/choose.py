@@ -118,8 +118,10 @@ class _Branching(nn.Sequential):
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
         norm, relu, *others = self
-        between = relu(norm(input))
-        return full(between), nn.Sequential(*others)(between)
+        between = output = relu(norm(input))
+        for module in others:
+            output = module(output)
+        return full(between), output
 
 
 def _fastest(place: _Place, like: Tensor, among: Sequence[Form]) -> Form:
