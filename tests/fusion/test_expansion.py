@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
 
 from fusion.networks import NETWORKS
 from pcn.fusion import FORMS, fuse_, unfuse_
@@ -141,6 +144,31 @@ def test_compiled_code_follows_what_is_put_in_place(form: Any, name: str) -> Non
     change(model, twin, name, "put in its place")
     assert_same(compiled, twin, batch)
     torch.compiler.reset()
+
+
+@forms
+def test_compiled_code_makes_no_copy_of_what_is_frozen(form: Any) -> None:
+    """A copy in another layout, at every step: as large as what it is made of, and there for the way back."""
+    model, twin, batch = fused(form)
+    expansion = model[2].use.expansion
+    if expansion is None:
+        pytest.skip("this form has none")
+    batch = batch.contiguous(memory_format=torch.channels_last)  # for which the compiler lays images out
+    torch.compiler.reset()
+    output, codes = run_and_get_code(lambda: fw_bw(torch.compile(model, fullgraph=True), batch))
+    torch.testing.assert_close(output, twin(batch), rtol=1e-8, atol=1e-8)
+    torch.compiler.reset()
+    sizes = [eval(size) for code in codes for size in re.findall(r"= empty_strided_cpu\(\((.*?),?\), \(", code)]
+    assert len(codes) == 2
+    assert sizes
+    frozen = expansion.frozen.numel()
+    assert frozen not in [math.prod(size) if isinstance(size, tuple) else size for size in sizes]
+
+
+def fw_bw(model: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+    output = model(batch)
+    output.square().sum().backward()
+    return output.detach()
 
 
 def unpickled(model: nn.Module) -> nn.Module:

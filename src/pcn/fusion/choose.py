@@ -1,9 +1,8 @@
-"""The fastest form of each principal component layer: every one is run on this device with the layer's own sizes."""
+"""The best form of each principal component layer: every one is run on this device with the layer's own sizes."""
 
 from __future__ import annotations
 
 import copy
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,18 +23,18 @@ from pcn.nn import PCModule
 from pcn.running.example import Example
 from pcn.running.untouched import untouched
 
-ALIKE = 1.03  # times as long is about as fast: clocks are no better
+KEPT_COUNTS = 0.25  # a power: for twice the memory until the way back, a form has to be 19% faster
 
 
 def choose_forms(
     model: nn.Module, example: Any, *, among: Sequence[Form] = FORMS, norms: bool = True
 ) -> dict[str, Form]:
-    """Time a training step of each layer in every form of ``among``, and return the fastest, by name.
+    """Time a training step of each layer in every form of ``among``, and return the best, by name.
 
-    Of forms that are about as fast a layer has the one that keeps the least for the way back.
-    Autocast counts as it is where this is called. Layers of the same sizes are timed once, together with the batch
-    norms around them, whose full width is written where others read it too; without ``norms`` alone, and with stock
-    code but for what is folded, as :func:`fuse_` has them.
+    That is the fastest, unless another keeps less for the way back and is hardly slower. Autocast counts as it is where
+    this is called. Layers of the same sizes are timed once, together with the batch norms around them, whose full width
+    is written where others read it too; without ``norms`` alone, and with stock code but for what is folded, as
+    :func:`fuse_` has them.
     """
     if not among or not set(among) <= set(FORMS):
         raise ConfigError(f"among={among!r}: give at least one of {', '.join(FORMS)}")
@@ -58,7 +57,7 @@ def choose_forms(
         place = _Place(norm, layer, after.get(name), stock=not norms, written=written, kept=kept)
         sizes = f"{layer} {tuple(inputs[name].shape)} {inputs[name].dtype} {place.around}"
         if sizes not in known:
-            known[sizes] = _fastest(place, inputs[name], among)
+            known[sizes] = _best(place, inputs[name], among)
         found[name] = known[sizes]
     for chain in search.chains:  # one reader at the full width, and a projection for the others saves little
         found |= dict.fromkeys(chain.readers, found[chain.readers[0]]) if chain.readers else {}
@@ -93,10 +92,12 @@ class _Place:
         """What there is around the layer."""
         return self.before is not None, self.after is not None, self.written, self.kept
 
-    @property
-    def leanest_first(self) -> tuple[Form, ...]:
-        """The forms from the one that adds least to what is kept for the way back: a folded layer adds its input."""
-        return ("folded", "fused", "factored") if self.kept else FORMS
+    def keeps(self, form: Form) -> int:
+        """What is kept for the way back at every position: what the norm reads, the full width, a projection."""
+        width, rank = self.layer.basis.shape
+        if form == "folded":
+            return 2 * width
+        return (2 * width if self.kept else width) + rank
 
     def part(self, form: Form) -> nn.Module:
         """A small model of this place, with a ReLU in front of the layer."""
@@ -124,14 +125,13 @@ class _Branching(nn.Sequential):
         return full(between), output
 
 
-def _fastest(place: _Place, like: Tensor, among: Sequence[Form]) -> Form:
-    """The fastest form of one layer, together with the batch norms around it; of those about as fast, the leanest."""
+def _best(place: _Place, like: Tensor, among: Sequence[Form]) -> Form:
+    """The best form of one layer, together with the batch norms around it."""
     possible = [form for form in forms_of(place.layer) if form != "fused" or place.before is not None]
-    forms = [form for form in among if form in possible] or ["factored"]
+    forms = [form for form in FORMS if form in among and form in possible] or ["factored"]
     if len(forms) == 1:
         return forms[0]
-    times = {form: time_s(place.part(form), like) for form in forms}
-    return next(form for form in place.leanest_first if times.get(form, math.inf) <= ALIKE * min(times.values()))
+    return min(forms, key=lambda form: time_s(place.part(form), like) * place.keeps(form) ** KEPT_COUNTS)
 
 
 def time_s(part: nn.Module, x: Tensor) -> float:

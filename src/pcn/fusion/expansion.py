@@ -16,13 +16,18 @@ from pcn.nn.functional import compute_dtype
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """What each coordinate adds to a layer's kernel, (patterns, *kernel, directions or channels), and what made it.
+    """What each coordinate adds to a layer's kernel, and what made it.
+
+    It is a matrix (patterns, taps * directions or channels), each of whose rows has a ``shape``, (*kernel, directions or
+    channels): a tensor of four dimensions is an image to the compiler, which copies it into another layout at every
+    step, forth and back.
 
     It is in the dtype in which the layer multiplied when it was fused. Where that has changed, or one of the tensors
     that it is made of, the layer works its kernel out as it does by itself.
     """
 
     frozen: Tensor
+    shape: tuple[int, ...]
     made_of: tuple[Tensor, ...]
     versions: tuple[int, ...]
 
@@ -34,12 +39,12 @@ class Expansion:
             return None
         with torch.inference_mode(False):  # whoever fuses for inference may train later
             frozen = contributions(patterns, layer.basis.mT if dense else None).to(compute_dtype(layer.weight))
-        return cls.counted((*patterns, layer.basis), frozen)
+        return cls.counted((*patterns, layer.basis), frozen.flatten(1), tuple(frozen.shape[1:]))
 
     @classmethod
-    def counted(cls, made_of: tuple[Tensor, ...], frozen: Tensor) -> Expansion:
+    def counted(cls, made_of: tuple[Tensor, ...], frozen: Tensor, shape: tuple[int, ...]) -> Expansion:
         """What is made of these tensors as they are now."""
-        return cls(frozen, made_of, _versions(made_of))
+        return cls(frozen, shape, made_of, _versions(made_of))
 
     def fits(self, layer: PCModule, dtype: torch.dtype) -> bool:
         """Whether this is still what a layer is to multiply by.
@@ -57,11 +62,11 @@ class Expansion:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For copies and files, whose tensors are counted anew; there is none of what fits no longer."""
-        return (Expansion.counted, (self.made_of, self.frozen)) if self.unwritten() else (type(None), ())
+        return (Expansion.counted, (self.made_of, self.frozen, self.shape)) if self.unwritten() else (type(None), ())
 
     def kernel(self, coordinates: Tensor) -> Tensor:
         """The kernel (n, directions or channels, *kernel) of coordinates (n, patterns), its second dimension last."""
-        made: Tensor = (coordinates @ self.frozen.flatten(1)).unflatten(1, self.frozen.shape[1:])
+        made: Tensor = (coordinates @ self.frozen).unflatten(1, self.shape)
         return made.movedim(-1, 1)
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pcn.fusion.norms import FusedNorm
 
 Form = Literal["fused", "factored", "folded"]
-FORMS: tuple[Form, ...] = ("fused", "factored", "folded")  # from the one that keeps least for the way back
+FORMS: tuple[Form, ...] = ("fused", "factored", "folded")
 
 
 @dataclass(frozen=True, eq=False)
