@@ -18,7 +18,7 @@ IN_SHORT = {  # what the README shows, as it calls it
     OURS: "PCN within a budget",
     "pcn-paper": "PCN with the paper's ranks",
     INSTEAD: "narrower, from scratch",
-    "svd-stable-rank": "low rank by SVD, stable ranks",
+    "svd-quarter": "low rank by SVD",
     "torch-pruning": "pruned by Torch-Pruning",
 }
 NOTHING = "No run of the comparison is recorded yet."
