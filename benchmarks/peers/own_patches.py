@@ -35,9 +35,11 @@ class OwnPatchConv2d(nn.Module):
         self.weight = nn.Parameter(torch.zeros(outputs, count, **factory))
         self.register_buffer("patches", torch.zeros(inputs, inputs, **factory))
         self.register_buffer("chosen", torch.zeros(outputs, count, dtype=torch.int64, device=kernel.device))
+        # Zeros made in the forward pass might have a row for every sample, for all that a count of operations knows.
+        self.register_buffer("none", torch.zeros(outputs, inputs, **factory), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        along = self.weight.new_zeros(len(self.weight), len(self.patches)).scatter(1, self.chosen, self.weight)
+        along = self.none.scatter(1, self.chosen, self.weight)
         return F.conv2d(x, (along @ self.patches).view(self.shape), None, self.stride, self.padding)
 
 

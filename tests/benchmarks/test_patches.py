@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from pcn.costs.count import flops_per_sample
+
 
 def built() -> tuple[nn.Sequential, Tensor, torch.optim.SGD]:
     """A network that has made two steps, its input, and its optimizer."""
@@ -154,6 +156,7 @@ def test_own_directions_of_every_output_change_nothing_when_all_are_kept(plain: 
         put_(model, name, each, len(each.worth), optimizer)
     torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-9)
     assert {p for group in optimizer.param_groups for p in group["params"]} == set(model.parameters())
+    assert flops_per_sample(model, x[:1]) == flops_per_sample(built()[0], x[:1])  # kernels are made once
 
 
 def test_every_output_keeps_the_coordinates_along_which_it_responds_most_and_trains_no_others() -> None:
