@@ -9,9 +9,19 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from peers.late_changes import BasisTrainedFirst, DecayedDense, MoreDecay, Renewed, Rewhitened, SizedByWeights, TwoCuts
+from peers.late_changes import (
+    BasisTrainedFirst,
+    DecayedDense,
+    FactorsTrained,
+    MoreDecay,
+    Renewed,
+    Rewhitened,
+    SizedByWeights,
+    TwoCuts,
+)
 from peers.own_patches import OwnPatchSwitch
 from peers.patches import PatchSwitch
+from peers.svd import quarter_rank
 
 NARROW_FLOPS = 326_830_592  # per sample, of the narrower network with as many parameters
 UNSWITCHED = {"switch_at": "never"}
@@ -34,6 +44,8 @@ TUNED = {"learning_rate": 0.05, "weight_decay": 5e-4}  # the best of the compari
 EVENLY_OF_CONV4 = {**EVENLY, "exclude": ("conv1", "output")}
 FOUR_EVENLY = {**AS_TRAINED, **TUNED, "kernel_rank": 4, **EVENLY}  # the comparison's planner
 HEDGING = {**AS_TRAINED, **TUNED, "patterns": True, "worth": "hedged"}  # what a budget of parameters does by itself
+# Low rank from principal directions in place of singular ones: a budget counts bases that are trained.
+FACTORS = {**TUNED, "analysis_mode": "batch", "train_basis": True, "precondition": 0.0, "switch": FactorsTrained}
 CONV4 = {"network": "conv4", "precondition": None, "analysis_mode": None}  # it has no batch norm
 ARMS: dict[str, dict[str, Any]] = {
     "plain directions": {},
@@ -115,6 +127,11 @@ ARMS: dict[str, dict[str, Any]] = {
         "switch": partial(BasisTrainedFirst, again_at=8),
     },
     "tuned, patterns chosen, hedged, fresh optimizer": {**HEDGING, "carry_state": False},  # beside the one above
+    "tuned, svd, a quarter": {**TUNED, "switch": quarter_rank},
+    "tuned, factors trained": FACTORS,
+    "tuned, factors trained, hedged": {**FACTORS, "worth": "hedged"},
+    "tuned, factors trained, even ranks": {**FACTORS, **EVENLY},
+    "tuned, factors trained, response basis, even ranks": {**FACTORS, **EVENLY, "basis": "response"},
     "tuned, batch statistics, precondition 1, hedged": {**AS_TRAINED, **TUNED, "worth": "hedged"},
     "tuned, patterns chosen, even ranks": {**AS_TRAINED, **TUNED, "patterns": True, **EVENLY},
     "tuned, patterns chosen": {**AS_TRAINED, **TUNED, "patterns": True},
@@ -369,6 +386,15 @@ GAP = (  # what keeps the planner's network below its parent? it fits as well, s
     "tuned, patterns by response, kernel rank 4, even ranks, basis trained",
     "tuned, separable patches, even shares",
 )
+BOTH_FACTORS = (  # what is best where operations count as well?
+    "narrow, tuned",
+    "tuned, svd, a quarter",
+    "tuned, factors trained, even ranks",
+    "tuned, factors trained, hedged",
+    "tuned, factors trained, response basis, even ranks",
+    "tuned, factors trained",
+    "tuned, patterns chosen, hedged, narrow's operations",
+)
 OF_CONV4 = tuple(name for name, arm in ARMS.items() if arm.get("network") == "conv4")
 GROUPS = {
     "promising": PROMISING,
@@ -380,5 +406,6 @@ GROUPS = {
     "patterns": PATTERNS,
     "hedged": HEDGED,
     "gap": GAP,
+    "factors": BOTH_FACTORS,
     "conv4": OF_CONV4,
 }

@@ -16,6 +16,8 @@ from pcn.rewriting.directions import Directions
 from pcn.running.untouched import untouched
 from pcn.statistics import eigen
 
+SHORTEST = 1e-6  # of weights along a direction, by which it is scaled: there may be none
+
 
 @torch.no_grad()
 def whiten_again_(model: nn.Module, optimizer: Optimizer, batches: Iterable[Tensor]) -> None:
@@ -65,7 +67,7 @@ def decay_dense_(model: nn.Module, optimizer: Optimizer) -> None:
 
     They are equally large where directions and patterns have length one. Along one of length s, as preconditioning
     makes them, the gradient of ‖W~ Uᵀ‖² is s² times that of ‖W~‖². What is frozen of it is worked out at the first
-    step: a run that goes on has its bases by then.
+    step: a run that goes on has its bases by then. Where U is trained too, this is Frobenius decay of both.
     """
     layers = {module.weight: module for module in model.modules() if isinstance(module, PCModule)}
     products: dict[Tensor, Tensor] = {}
@@ -75,12 +77,29 @@ def decay_dense_(model: nn.Module, optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
             for weight in group["params"]:
                 if weight in layers and weight.grad is not None:
-                    if weight not in products:
-                        products[weight] = _inner_products(layers[weight])
+                    layer = layers[weight]
+                    if weight not in products or layer.train_basis:
+                        products[weight] = _inner_products(layer)
                     dense = torch.einsum("nr...,rq->nq...", weight, products[weight])
                     weight.grad.add_(dense - weight, alpha=group["weight_decay"])
+                    if layer.train_basis and layer.basis.grad is not None:
+                        rows = weight.transpose(0, 1).flatten(1)
+                        layer.basis.grad.add_(layer.basis @ (rows @ rows.T) - layer.basis, alpha=group["weight_decay"])
 
     optimizer.register_step_pre_hook(pull)
+
+
+@torch.no_grad()
+def balance_(model: nn.Module, optimizer: Optimizer) -> None:
+    """Have every direction of a trained basis be as long as the weights along it, so that both learn as fast.
+
+    What the network computes stays.
+    """
+    for layer in model.modules():
+        if isinstance(layer, PCModule) and layer.train_basis:
+            lengths = layer.weight.transpose(0, 1).flatten(1).double().norm(dim=1)
+            scale = (lengths / layer.basis.double().norm(dim=0)).clamp_min(SHORTEST).sqrt()
+            _turn_(layer, optimizer, scale.diag(), (1 / scale).diag())
 
 
 def _inner_products(layer: PCModule) -> Tensor:

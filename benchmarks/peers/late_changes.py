@@ -21,7 +21,7 @@ from pcn.switching import Switch
 from pcn.training import Trainer
 from pcn.training.requests import analysis_options, pcn_config, requested
 from pcn.training.switch_time import parse_switch
-from peers.coordinates import decay_dense_, renew_, resize_, whiten_again_
+from peers.coordinates import balance_, decay_dense_, renew_, resize_, whiten_again_
 
 EPOCHS = 20
 
@@ -171,6 +171,15 @@ class DecayedDense(InPlace):
         super().load_state_dict(state)
         if before is None and self.plan is not None:
             decay_dense_(self.model, self.optimizer)
+
+
+class FactorsTrained(DecayedDense):
+    """Trains bases along with what is read in them, as both factors of low rank are trained (``train_basis``)."""
+
+    def _apply(self, *arguments: Any) -> Plan:
+        plan = super()._apply(*arguments)
+        balance_(self.model, self.optimizer)
+        return plan
 
 
 class Renewed(InPlace):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from pcn.costs.count import count
+from pcn.training import Trainer
 from pcn.training.optimizers import make_optimizer
 from pcn.training.requests import build_model
 from peers.factors import factorise_, inner_layers, singular_values, use_frobenius_decay_
@@ -46,6 +47,13 @@ class QuarterRank(SVDSwitch):
 
     def wishes(self) -> dict[str, float]:
         return {name: 0.25 * full_rank(layer) for name, layer in inner_layers(self.model)}
+
+
+def quarter_rank(trainer: Trainer) -> QuarterRank:
+    """Pufferfish's, for the number of parameters that the settings have."""
+    target = trainer.settings.params
+    assert isinstance(target, int)
+    return QuarterRank(trainer, target)
 
 
 class StableRank(SVDSwitch):

@@ -117,12 +117,26 @@ def test_directions_that_are_hardly_heard_give_way_to_those_of_most_variance() -
         torch.testing.assert_close(model.eval()(x), without(x))
 
 
-@pytest.mark.parametrize("kernel_rank", [None, 3])
+def test_what_is_trained_on_both_sides_is_made_as_large_and_the_function_stays() -> None:
+    from peers.coordinates import balance_
+
+    model, x = built(train_basis=True)
+    optimizer = stepped(model, x)
+    model.eval()
+    expected = model(x)
+    balance_(model, optimizer)
+    for layer in (module for module in model.modules() if isinstance(module, PCModule)):
+        along = layer.weight.detach().transpose(0, 1).flatten(1).norm(dim=1)
+        torch.testing.assert_close(layer.basis.detach().norm(dim=0), along)
+    torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"kernel_rank": 3}, {"train_basis": True}], ids=str)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_the_weight_that_a_layer_stands_for_decays(kernel_rank: int | None, momentum: float) -> None:
+def test_the_weight_that_a_layer_stands_for_decays(options: dict[str, Any], momentum: float) -> None:
     from peers.coordinates import decay_dense_
 
-    model, x = built(kernel_rank=kernel_rank)
+    model, x = built(**options)
     layer = model[3]
     with torch.no_grad():
         layer.basis.mul_(torch.linspace(0.5, 3.0, 6))
@@ -135,7 +149,7 @@ def test_the_weight_that_a_layer_stands_for_decays(kernel_rank: int | None, mome
         for module in twin.modules():
             if isinstance(module, PCModule):
                 penalty = penalty + torch.einsum("nr...,mr->nm...", module.full_kernel, module.basis).square().sum()
-                penalty = penalty + module.bias.square().sum()
+                penalty = penalty + module.bias.square().sum() + module.train_basis * module.mean.square().sum()
             elif not isinstance(module, nn.Sequential):
                 penalty = penalty + sum(each.square().sum() for each in module.parameters())
         plain.zero_grad()

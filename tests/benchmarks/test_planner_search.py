@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from pcn.costs.count import flops_per_sample
+from pcn.costs.count import count, flops_per_sample
 from pcn.training import load_data
 from pcn.training.requests import build_model
 
@@ -142,6 +142,16 @@ def test_decay_grows_at_the_switch_and_not_before() -> None:
     assert own.switch.plan is not None
     seen.append(own.optimizer.param_groups[0]["weight_decay"])
     assert seen == [5e-4, 2e-3]
+
+
+@pytest.mark.usefixtures("tiny_search")
+@pytest.mark.parametrize("arm", ["tuned, factors trained, even ranks", "tuned, svd, a quarter"])
+def test_both_factors_are_trained_within_the_budget(arm: str) -> None:
+    own = trainer(arm)
+    own.switch.after_epoch(1, own.calibration)
+    trained = sum(each.numel() for each in own.model.parameters())  # all of them: there is no frozen basis
+    assert trained == count(own.model).trainable
+    assert 0.9 * own.settings.params <= trained <= own.settings.params
 
 
 @pytest.mark.usefixtures("tiny_search")

@@ -18,7 +18,7 @@ from pcn.nn.functional import compute_dtype
 class Expansion:
     """What each coordinate adds to a layer's kernel, and what made it.
 
-    It is a matrix (patterns, taps * directions or channels), each of whose rows has a ``shape``, (*kernel, directions or
+    It is a matrix (patterns, taps * directions or channels) whose rows have a ``shape``, (*kernel, directions or
     channels): a tensor of four dimensions is an image to the compiler, which copies it into another layout at every
     step, forth and back.
 
