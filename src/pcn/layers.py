@@ -48,6 +48,7 @@ COMPUTES = ("forward", "_conv_forward", "__call__", "_call_impl")
 # What a principal component layer has and a stock one has not: a user's attribute of that name would have no place.
 NEEDED = (
     "basis",
+    "channels_last",
     "deal_patterns_evenly_",
     "full_kernel",
     "geometry",
@@ -76,6 +77,9 @@ STATE_HOOKS = (
 
 # These read the weights of their children instead of calling them (the encoder layer on its fast path in eval mode).
 READS_CHILDREN_DIRECTLY = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 
 
 class Transformed(nn.Module):
@@ -241,7 +245,7 @@ def layout_of(tensor: Tensor) -> torch.memory_format:
     >>> layout_of(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
     torch.channels_last
     """
-    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    channels_last = CHANNELS_LAST.get(tensor.dim())
     if channels_last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=channels_last):
         return torch.contiguous_format
     return channels_last

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
+import pcn
 from new_coordinates import MODELS, batch, planned
 from pcn import (
     LayerPlan,
@@ -556,3 +560,93 @@ def test_a_layer_put_in_the_place_of_one_that_stayed_keeps_its_sizes() -> None:
     fold_(model)
     assert (model[4].out_channels, model[4].groups) == (8, 4)
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+class Domains(nn.Module):
+    """Which batch norm follows the convolution depends on an argument; its output may be asked for as well."""
+
+    def __init__(self, norms: int) -> None:
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(norms))
+
+    def forward(self, x: Tensor, domain: int = 0, features: bool = False) -> Tensor:
+        y = self.conv(self.stem(x).relu())
+        return y if features else self.norms[domain](y).relu().mean((2, 3))
+
+
+def domains(norms: int) -> tuple[Domains, Tensor]:
+    torch.manual_seed(0)
+    model, x = Domains(norms).double(), torch.randn(64, 3, 8, 8).double() + 0.5
+    compress_(model, [x], PCNConfig(rank=0.5, exclude=["stem"]))
+    train_a_little(model, x)
+    return model, x
+
+
+def test_a_bias_stays_where_another_norm_may_follow() -> None:
+    model, x = domains(norms=2)
+    expected = [model(x, domain) for domain in range(2)]
+    assert fold_(model) == ["conv"]
+    for domain, before in enumerate(expected):
+        assert distance(model(x, domain), before) < 1e-10
+
+
+@pytest.mark.parametrize("how", ["hooked", "asked"])
+def test_a_bias_stays_where_somebody_sees_the_output(how: str) -> None:
+    model, x = domains(norms=1)
+    seen: list[Tensor] = []
+    if how == "hooked":
+        model.conv.register_forward_hook(lambda module, given, output: seen.append(output))
+    expected = model(x, features=True)
+    assert fold_(model, keep_biases=how == "asked") == ["conv"]
+    assert distance(model(x, features=True), expected) < 1e-10
+    assert len(seen) == (2 if how == "hooked" else 0)
+
+
+def test_with_one_norm_its_running_mean_takes_the_bias() -> None:
+    model, x = domains(norms=1)
+    expected = model(x)
+    assert fold_(model) == []
+    assert model.conv.bias is None
+    assert distance(model(x), expected) < 1e-10
+
+
+@pytest.mark.parametrize("config", [PCNConfig(rank=0.5), PCNConfig(rank=0.5, kernel_rank=2)], ids=["taps", "patterns"])
+def test_channels_that_were_last_in_memory_are_last_again(config: PCNConfig) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3)).to(memory_format=torch.channels_last)
+    compress_(model, [torch.randn(32, 3, 8, 8)], config)
+    plain = to_plain(model)
+    fold_(model)
+    for parameter in (*model.parameters(), *plain.parameters()):
+        assert parameter.dim() < 4 or parameter.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.3),
+        nn.utils.weight_norm,
+        nn.utils.spectral_norm,
+        nn.utils.parametrizations.weight_norm,
+        lambda layer: layer.register_buffer("seen", torch.zeros(())),
+    ],
+    ids=["pruned", "weight norm", "spectral norm", "parametrised", "a buffer"],
+)
+def test_layers_that_hold_more_than_they_were_made_with_are_refused(
+    change: Callable[[nn.Module], object], tmp_path: Path
+) -> None:
+    model, x = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64)), torch.randn(256, 16)
+    compress_(model, [x], PCNConfig(rank=0.25))
+    change(model[2])
+    expected = model.eval()(x)
+    refused: list[Callable[[], object]] = [lambda: fold_(model), lambda: pcn.save(model, tmp_path / "model")]
+    if parametrize.is_parametrized(model[2]):
+        assert distance(to_plain(model)(x), expected) < 1e-5
+    else:
+        refused.append(lambda: to_plain(model))
+    for each in refused:
+        with pytest.raises(PlanError, match=r"'2' was given '\w+' after it was transformed: make pruning"):
+            each()
+    assert torch.equal(model(x), expected)
+    assert not (tmp_path / "model").exists()

@@ -166,3 +166,14 @@ def test_torchscript_takes_the_plain_form(form: PlainForm) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript itself
         torch.testing.assert_close(torch.jit.script(plain)(x), plain(x))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tools_that_follow_no_sizes_take_the_plain_form(form: PlainForm) -> None:
+    model, x = small_network().eval(), torch.randn(2, 3, 7, 7)
+    plain = to_plain(model, form)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*torch.jit.script.* is deprecated")
+        made = [torch.fx.symbolic_trace(plain), torch.jit.script(plain)]
+    for each in made:
+        assert distance(each(x), model(x)) < 1e-5

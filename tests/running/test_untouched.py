@@ -1,7 +1,9 @@
 """Analysing leaves no trace on the model, on the settings or on the random numbers."""
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,7 +24,7 @@ class Stateful(nn.Module):
     def forward(self, x):
         self.calls += 1
         self.last = x.mean()
-        return x + torch.rand(())
+        return x + torch.rand(()) + random.random() + np.random.rand()  # noqa: NPY002
 
 
 def make_model():
@@ -43,6 +45,7 @@ def snapshot(model):
         "hooks": [(len(m._forward_pre_hooks), len(m._forward_hooks)) for m in model.modules()],
         "requires_grad": [p.requires_grad for p in model.parameters()],
         "random": torch.get_rng_state(),
+        "other random": (random.getstate(), np.random.get_state()[1].tolist()),  # noqa: NPY002
         "settings": (torch.get_float32_matmul_precision(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
     }
 
@@ -50,7 +53,7 @@ def snapshot(model):
 def assert_same(before, after):
     for key in ("tensors", "gradients", "random"):
         torch.testing.assert_close(after[key], before[key], rtol=0, atol=0)
-    for key in ("modes", "identities", "hooks", "requires_grad", "settings"):
+    for key in ("modes", "identities", "hooks", "requires_grad", "settings", "other random"):
         assert after[key] == before[key]
 
 
@@ -103,6 +106,8 @@ def test_the_compiler_works_again_afterwards():
 def test_training_goes_on_as_if_nothing_had_happened():
     def train(look):
         torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)  # noqa: NPY002
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
         for step in range(4):

@@ -220,7 +220,10 @@ def test_inference_mode_is_left_first() -> None:
 def test_statistics_without_them_say_how_to_get_them() -> None:
     model = Mlp()
     stats = pcn.analyze(model, [vectors(30)])
-    for ask in (stats.gradient_moments, lambda _: pcn.make_plan(model, stats, PCNConfig(rank=4, basis="balanced"))):
+    for ask in (
+        stats.gradient_moments,
+        lambda _: pcn.make_plan(model, stats, PCNConfig(rank=4, basis="balanced", skip_larger=False)),
+    ):
         with pytest.raises(StatisticsError, match=r"'fc\d' hold no gradients: analyze with gradients=True"):
             ask("fc1")
 
@@ -255,3 +258,58 @@ def test_a_model_that_is_no_classifier_needs_a_loss() -> None:
 def test_gradients_that_are_not_finite_name_the_layer() -> None:
     with pytest.raises(StatisticsError, match="the gradients of the loss by the inputs of 'fc1'"):
         pcn.analyze(Mlp(), [vectors(30)], gradients=lambda model, batch: model(batch).sum() * float("inf"))
+
+
+class Gated(nn.Module):
+    """A gate that no gradient passes, and which is read once more, with one, where ``also_trained``."""
+
+    def __init__(self, *, also_trained: bool) -> None:
+        super().__init__()
+        self.inner, self.gate, self.head = nn.Linear(12, 9), nn.Linear(9, 9), nn.Linear(9, 5)
+        self.also_trained = also_trained
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.inner(x))
+        with torch.no_grad():
+            gate = torch.sigmoid(self.gate(h))
+        return self.head(self.gate(h * gate) if self.also_trained else h * gate)
+
+
+def test_calls_without_gradients_count_as_zeros_beside_others() -> None:
+    torch.manual_seed(0)
+    model, x = Gated(also_trained=True).double(), torch.randn(32, 12).double()
+    stats = pcn.analyze(model, labelled(x, 32), gradients=mean_loss)
+    plan = pcn.make_plan(model, stats, PCNConfig(rank=4, basis="balanced", skip_larger=False))
+    plan.apply_(model, stats)
+    assert model.gate.rank == 4
+
+
+@pytest.mark.parametrize("how", ["balanced", "taylor"])
+def test_layers_that_never_have_a_gradient_are_named(how: str) -> None:
+    model, batches = Gated(also_trained=False), labelled(torch.randn(32, 12), 32)
+
+    def look() -> object:
+        if how == "balanced":
+            return pcn.analyze(model, batches, gradients=mean_loss)
+        return pcn.Taylor(mean_loss)(model, pcn.analyze(model, batches), ["inner", "gate"], batches)
+
+    with pytest.raises(ConfigError, match=r"'gate' runs without gradients, .* exclude it from the plan or go by the"):
+        look()
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+def test_checkpoints_that_cannot_be_differentiated_so_are_named() -> None:
+    inner, head = nn.Linear(12, 9), nn.Linear(9, 5)
+    model = nn.ModuleDict({"inner": inner, "head": head})
+
+    def loss(model: nn.Module, batch: Labelled) -> Tensor:
+        hidden = checkpoint(model["inner"], batch[0].requires_grad_(), use_reentrant=True)
+        return F.cross_entropy(model["head"](hidden), batch[1])
+
+    with pytest.raises(ConfigError, match=r"torch.utils.checkpoint needs use_reentrant=False"):
+        pcn.analyze(
+            model,
+            labelled(torch.randn(32, 12), 32),
+            gradients=loss,
+            forward=lambda model, batch: model["head"](model["inner"](batch)),
+        )

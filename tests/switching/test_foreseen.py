@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,3 +55,38 @@ def test_what_only_the_switch_can_tell_is_left_to_it() -> None:
     pcn.Switch(frozen, optimizer)
     lazy = nn.Sequential(nn.LazyLinear(32), nn.ReLU(), nn.Linear(32, 4))
     pcn.Switch(lazy, None, pcn.PCNConfig(layers={"0": pcn.LayerRule(rank=8)}))
+
+
+class Held(nn.Module):
+    """An average that is held by another name than torch's own wrapper has for it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.ema_model = copy.deepcopy(model)
+
+
+@pytest.mark.parametrize(
+    ("ema", "said"),
+    [
+        (Held, r"'0.weight' is missing in it and of shape \(24, 10\) in the model"),
+        (lambda model: nn.Sequential(*model, nn.Linear(4, 5)), r"'5.weight' is of shape \(5, 4\) in it and missing"),
+        (lambda model: nn.Sequential(nn.Linear(10, 20), *model[1:]), r"is of shape \(20, 10\) in it and of shape"),
+    ],
+)
+def test_an_average_of_another_model(ema: Callable[[nn.Module], nn.Module], said: str) -> None:
+    model = dense()
+    with pytest.raises(pcn.PlanError, match=f"ema is no copy of the model: .*{said}"):
+        pcn.Switch(model, None, params=0.5, ema=ema(model))
+
+
+@pytest.mark.parametrize("ema", [copy.deepcopy, torch.optim.swa_utils.AveragedModel])
+def test_an_average_of_this_model(ema: Callable[[nn.Module], nn.Module]) -> None:
+    model = dense()
+    assert pcn.Switch(model, None, params=0.9, ema=ema(model)).plan is None
+
+
+@pytest.mark.parametrize("done", [-1, 2.5, True, None])
+def test_a_number_of_epochs_that_is_none(done: Any) -> None:
+    switch = pcn.Switch(dense(), None)
+    with pytest.raises(pcn.ConfigError, match="give how many are done, a whole number that is not negative"):
+        switch.after_epoch(done, [torch.randn(8, 10)])

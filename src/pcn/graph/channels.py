@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pcn.errors import ConfigError, TraceError
 from pcn.graph.atoms import Atoms
@@ -51,6 +52,7 @@ class ChannelGraph:
     norm_after: dict[str, str] = field(default_factory=dict)  # layer -> the batch norm that alone reads its output
     directly_read: Reads = field(default_factory=Reads)  # who uses a layer's weight without calling it
     visible: frozenset[int] = frozenset()
+    idle_norms: frozenset[int] = frozenset()  # the widths of batch norms that no call has reached
 
 
 def check_graph(graph: object) -> None:
@@ -103,7 +105,13 @@ def trace(model: nn.Module, example: Any, *, forward: Forward | None = None) -> 
         walk.norms_of_one(),
         replace(seen, by=seen.by | read),
         frozenset(int(cls) for label in walk.visible for cls in classes[label].unique()),
+        _idle_norms(model, {name for each in walks.values() for name in each.norm_calls}),
     )
+
+
+def _idle_norms(model: nn.Module, called: set[str]) -> frozenset[int]:
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    return frozenset(norm.num_features for name, norm in norms.items() if name not in called)
 
 
 def _staying(model: nn.Module) -> dict[str, str]:

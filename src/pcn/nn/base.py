@@ -13,6 +13,8 @@ from pcn.layers import Transformed
 from pcn.maths.patterns import Patterns, expanded
 from pcn.maths.transform import Projected
 
+TENSORS = ("weight", "bias", "basis", "mean", "offset_weight", "output_basis", "kernel_basis", "kernel_mask")
+
 
 class PCModule(Transformed):
     """Base of the layers that compute W~ Uᵀ(x - mu) + b~: only ``weight`` and ``bias`` are trained.
@@ -34,6 +36,7 @@ class PCModule(Transformed):
     groups: int = 1
     stock: ClassVar[type[Any]]  # the layer that this one stands for
     stood_for: type[nn.Module] | None = None  # the subclass of it that stood here, where it was one
+    channels_last: bool = False  # whether its weight lay so in memory, which coordinates along patterns do not show
 
     def _make_tensors(
         self,
@@ -169,6 +172,18 @@ class PCModule(Transformed):
         if self.offset_weight is not None:
             said += ", offset=True"
         return said
+
+
+def check_own_tensors(name: str, layer: PCModule) -> None:
+    """Raise where a layer holds more than it was made with: what is made of it, or saved, has no place for that."""
+    held = (*layer._parameters, *layer._buffers, *layer._modules)
+    more = next((each for each in held if each not in TENSORS), None)
+    if more is not None:
+        raise PlanError(
+            f"{name!r} was given {more!r} after it was transformed: make pruning, a norm of its weight or any other "
+            "parametrization permanent first (prune.remove, remove_weight_norm, remove_parametrizations of "
+            "torch.nn.utils), and keep other tensors elsewhere"
+        )
 
 
 def _fill_orthonormal_(basis: Tensor, groups: int) -> None:

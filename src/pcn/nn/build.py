@@ -37,6 +37,7 @@ HOOKS = (
 
 # What layers say of their own shapes and classes, which are not those of what takes their place.
 OF_ITS_CLASS = (
+    "channels_last",
     "nf",
     "nx",  # both of transformers' Conv1D
     "output_padding",
@@ -80,6 +81,7 @@ def empty_like(
     )
     if (layout := layout_of(weight)) != torch.contiguous_format:
         new.to(memory_format=layout)  # type: ignore[call-overload]
+        new.channels_last = True
     inherit_(new, layer)
     if type(layer) is not new.stock and type(layer).forward is new.stock.forward:
         new.stood_for = type(layer)

@@ -73,6 +73,11 @@ def _check_layer(layer: LayerPlan, module: nn.Module) -> None:
     weight, groups = canonical_weight(module), groups_of(module)
     sizes = (weight.shape[1] * groups, weight.shape[0], groups, tuple(weight.shape[2:]), module.bias is not None)
     planned = (layer.in_features, layer.out_features, layer.groups, layer.kernel, layer.bias)
+    if sizes[:-1] == planned[:-1] and layer.bias and module.bias is None:
+        raise PlanError(
+            f"{layer.name!r} has no bias, the plan was made for a layer with one; where it has gained that in "
+            "pcn.fold_, build it with bias=True"
+        )
     if sizes != planned:
         raise PlanError(
             f"{layer.name!r} has (inputs, outputs, groups, kernel, bias) {sizes}, the plan was made for {planned}"

@@ -34,6 +34,7 @@ class LayerPlan:
     activation: str | None = None  # layers with the same one read the same input and share its basis
     norm_after: str | None = None  # the batch norm that alone reads the output: it can absorb a gained bias
     norm_frozen: bool = False  # whether that norm does not normalise by the batch where the model trains
+    norm_unsure: bool = False  # whether another as wide, which the traced call has not reached, may read it as well
     # Positions of input and output per sample, where the graph is known: fractions where samples share them.
     in_positions: int | float | None = None
     out_positions: int | float | None = None

@@ -136,6 +136,7 @@ def _with_graph(
             layer,
             norm_after=norms.get(name),
             norm_frozen=name in norms and norms[name] not in training,
+            norm_unsure=name in norms and layer.out_features in graph.idle_norms,
             in_positions=positions.get(name, none)[0],
             out_positions=positions.get(name, none)[1],
             activation=layer.activation or " ".join(graph.reads.get(name, ())) or None,

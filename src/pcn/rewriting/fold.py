@@ -26,12 +26,15 @@ CARRIED_BACK = (SGD, Muon)  # mean squares of gradients in directions that were 
 
 @torch.inference_mode(False)  # what is made in inference mode could not be trained
 @torch.no_grad()
-def fold_(model: nn.Module, *, optimizer: Optimizers = None) -> list[str]:
+def fold_(model: nn.Module, *, optimizer: Optimizers = None, keep_biases: bool = False) -> list[str]:
     """Turn a transformed model back, in place, into the classes, shapes and state-dict keys that it was built with.
 
     The function at inference stays the same, and attributes that were hung on layers come along. Dropped channels come
-    back as zeros that nobody reads. A bias that a layer gained moves into the batch norm that follows; the names of
-    layers that have to keep theirs are returned. Gradients that were gathered go along as momentum does.
+    back as zeros that nobody reads. A bias that a layer gained moves into the batch norm that follows in the call that
+    the plan was made from; the names of layers that have to keep theirs are returned: those without such a norm, with a
+    forward hook, or with norms of the same width that this call has not reached, and with ``keep_biases`` all. Give
+    that where layers' outputs are also read in other ways, as features. Gradients that were gathered go along as
+    momentum does.
 
     An ``optimizer``, or a list of all that train the model, goes on with the new parameters: SGD and Muon with their
     momentum, which is zero in directions that were not trained; the state of any other starts afresh for them, with a
@@ -43,7 +46,7 @@ def fold_(model: nn.Module, *, optimizer: Optimizers = None) -> list[str]:
     plan = get_plan(base)
     if plan is None:
         raise PlanError(f"this model carries no plan: {_instead(base)}")
-    edit, kept_bias = folding(plan, base)
+    edit, kept_bias = folding(plan, base, keep_biases=keep_biases)
     check_hooks(edit.replaced)
     check_optimizers(optimizers, edit.replaced, strict=False, carried=CARRIED_BACK)
     check_holds(optimizers, edit.replaced, base, strict=False)

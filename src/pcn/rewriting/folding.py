@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pcn.errors import PlanError
-from pcn.layers import LAYER_TYPES
-from pcn.nn import PCModule, inherit_
+from pcn.layers import LAYER_TYPES, layout_of
+from pcn.nn import PCModule, check_own_tensors, inherit_
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 from pcn.rewriting.edit import Edit
@@ -19,14 +19,15 @@ from pcn.rewriting.plain import dense_layer
 from pcn.rewriting.replaced import Carry, Replaced, carry_unprojected
 
 
-def folding(plan: Plan, model: nn.Module) -> tuple[Edit, list[str]]:
+def folding(plan: Plan, model: nn.Module, *, keep_biases: bool = False) -> tuple[Edit, list[str]]:
     """Make the plain layers of a plan's transformed ones; returns too which of them keep a bias that they gained."""
     edit, kept_bias = _restoring(plan, model), []
     for layer in plan.transformed:
         old = _held(model, layer)
+        check_own_tensors(layer.name, old)
         dense = _widen(plan, layer, dense_layer(old))
         if not layer.bias:
-            norm = _norm_after(plan, layer, model)
+            norm = None if keep_biases or old._forward_hooks else _norm_after(plan, layer, model)
             if norm is None:
                 kept_bias.append(layer.name)
             else:
@@ -61,9 +62,12 @@ def _held(model: nn.Module, layer: LayerPlan) -> PCModule:
 
 
 def _norm_after(plan: Plan, layer: LayerPlan, model: nn.Module) -> _BatchNorm | None:
-    """The batch norm that can take over a layer's bias: one that normalises this layer's output and nothing else."""
+    """The batch norm that can take over a layer's bias: one that normalises this layer's output and nothing else.
+
+    Nor must there be another that may read it, as where a domain has norms of its own.
+    """
     name = layer.norm_after
-    if name is None or sum(other.norm_after == name for other in plan.layers.values()) > 1:
+    if name is None or layer.norm_unsure or sum(other.norm_after == name for other in plan.layers.values()) > 1:
         return None
     norm = dict(model.named_modules()).get(name)
     return norm if isinstance(norm, _BatchNorm) else None
@@ -122,9 +126,10 @@ def _placed_bias(plan: Plan, layer: LayerPlan, bias: Tensor) -> Tensor:
 def _widen(plan: Plan, layer: LayerPlan, dense: nn.Module) -> nn.Module:
     """Give a folded layer its old numbers of inputs and outputs."""
     assert isinstance(dense.weight, Tensor)
+    layout = layout_of(dense.weight)
     weight = _placed(plan, layer, dense.weight.detach())
     weight = weight.transpose(0, 1) if LAYER_TYPES[layer.kind].out_dim == 1 else weight
-    dense.weight = nn.Parameter(weight.contiguous(), dense.weight.requires_grad)
+    dense.weight = nn.Parameter(weight.contiguous(memory_format=layout), dense.weight.requires_grad)
     if isinstance(dense.bias, Tensor):
         dense.bias = nn.Parameter(_placed_bias(plan, layer, dense.bias.detach()), dense.bias.requires_grad)
     return dense

@@ -7,12 +7,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from pcn.errors import ConfigError, PlanError
 from pcn.fusion import unfuse_
-from pcn.layers import unwrap
+from pcn.layers import CHANNELS_LAST, layout_of, unwrap
 from pcn.maths.transform import dense_form, factored_form
-from pcn.nn import PCModule, hand_on_, inherit_
+from pcn.nn import PCModule, check_own_tensors, hand_on_, inherit_
 from pcn.nn.build import uninitialised
 from pcn.plans.plan import set_plan_
 from pcn.running.copying import copied
@@ -41,6 +42,8 @@ def to_plain(model: nn.Module, form: PlainForm = "factored") -> nn.Module:
         if not isinstance(module, PCModule):
             return module
         if id(module) not in made:
+            if not parametrize.is_parametrized(module):  # whose values are taken as they are
+                check_own_tensors(name.strip("'"), module)
             made[id(module)] = dense_layer(module) if form == "dense" else factored_layer(module, name)
             hand_on_(made[id(module)], module)
         return made[id(module)]
@@ -116,6 +119,8 @@ def _pointwise(layer: PCModule, weight: Tensor, bias: Tensor | None, **movement:
     widths = weight.shape[1] * layer.groups, weight.shape[0]
     has_bias = bias is not None
     new: Any = uninitialised(layer.stock, *widths, bias=has_bias, device=weight.device, dtype=weight.dtype, **movement)
+    if layer.channels_last or layout_of(layer.weight) != torch.contiguous_format:
+        new.to(memory_format=CHANNELS_LAST.get(weight.dim(), torch.contiguous_format))
     with torch.no_grad():
         new.weight.copy_(weight)
         if bias is not None:

@@ -71,7 +71,7 @@ class Reads:
 
     def __init__(self, model: nn.Module, layers: Iterable[str], samples: int) -> None:
         self._model, self._layers, self.samples = model, list(layers), samples or 1  # where nothing tells
-        self._read: list[tuple[str, Tensor, GradientEdge]] = []
+        self._read: list[tuple[str, Tensor, GradientEdge | None]] = []  # no edge where gradients are off
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -96,19 +96,33 @@ class Reads:
                 f"the loss, of {given}, cannot be differentiated: give a function of model and batch that returns the "
                 "mean over the batch, as one number that depends on what the model puts out"
             )
-        edges = [edge for _, _, edge in self._read]
+        self._check_differentiated()
+        edges = [edge for _, _, edge in self._read if edge is not None]
         each = torch.full_like(loss, self.samples)  # the loss is a mean: each sample has its share of it
         # A model with checkpoints runs again on the way back, and must do then what it did before.
         with changed_inputs(self._model, dict.fromkeys(self._layers, _differentiable)):
-            found = torch.autograd.grad(loss, edges, each, allow_unused=True)
-        for (name, x, _), gradient in zip(self._read, found, strict=True):
+            found = iter(torch.autograd.grad(loss, edges, each, allow_unused=True))
+        for name, x, edge in self._read:
+            gradient = None if edge is None else next(found)
             yield name, x.detach(), torch.zeros_like(x) if gradient is None else gradient
+
+    def _check_differentiated(self) -> None:
+        """Raise for layers that always run without gradients: zeros would say that nobody needs what they read."""
+        known = {name for name, _, edge in self._read if edge is not None}
+        unknown = sorted({name for name, _, _ in self._read} - known)
+        if unknown:
+            others = f" (and {len(unknown) - 1} others)" if len(unknown) > 1 else ""
+            raise ConfigError(
+                f"{unknown[0]!r}{others} runs without gradients, so none tell what "
+                "directions of the input are worth: where that is in torch.no_grad(), exclude it from the plan or go "
+                "by the response (worth=Response()) and basis='pca'; torch.utils.checkpoint needs use_reentrant=False"
+            )
 
     def _watch(self, name: str) -> Callable[[Tensor], Tensor]:
         def change(x: Tensor) -> Tensor:
             x = _differentiable(x)
             # The edge is that of now: what is written in place later does not move it.
-            self._read.append((name, x, get_gradient_edge(x)))
+            self._read.append((name, x, get_gradient_edge(x) if torch.is_grad_enabled() else None))
             return x
 
         return change
@@ -118,4 +132,6 @@ def _differentiable(x: Tensor) -> Tensor:
     """The same values as a tensor of their own, whose gradient is that by what one layer reads."""
     if x.is_inference():
         x = x.clone()
+    if not torch.is_grad_enabled():
+        return x
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pcn.errors import FileError, PlanError
 from pcn.layers import unwrap
-from pcn.nn import PCModule
+from pcn.nn import PCModule, check_own_tensors
 from pcn.plans.fit import without_strangers
 from pcn.plans.plan import Plan, get_plan
 from pcn.rewriting.edit import Edit
@@ -126,6 +126,8 @@ def _plan_of_all(model: nn.Module) -> Plan:
                 f"{name!r} is {type(module).__name__}, which is not what the model's plan says, so that loading would "
                 "not find it again; save a model as its plan left it"
             )
+        if isinstance(module, PCModule):
+            check_own_tensors(name, module)
     return without_strangers(plan, model)
 
 

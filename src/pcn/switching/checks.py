@@ -39,11 +39,27 @@ def check_analysis(options: Mapping[str, Any]) -> None:
 def checked_count(what: str, count: Any) -> int:
     """How many epochs, or steps, are done, as a number that any file can hold."""
     try:
-        if isinstance(count, bool):
+        if isinstance(count, bool) or operator.index(count) < 0:
             raise TypeError
         return operator.index(count)
     except TypeError as error:
-        raise ConfigError(f"{what}={count!r}: give how many are done, a whole number") from error
+        raise ConfigError(f"{what}={count!r}: give how many are done, a whole number that is not negative") from error
+
+
+def check_is_copy(ema: nn.Module, model: nn.Module) -> None:
+    """Raise unless an averaged model has the model's parameters, by name and shape."""
+    own, averaged = ({name: tuple(each.shape) for name, each in net.named_parameters()} for net in (model, ema))
+    for name in {**own, **averaged}:
+        if own.get(name) != averaged.get(name):
+            there, here = (_of_shape(each.get(name)) for each in (averaged, own))
+            raise PlanError(
+                f"ema is no copy of the model: {name!r} is {there} in it and {here} in the model; give the averaged "
+                "copy itself, such as copy.deepcopy(model), or what holds it as .module"
+            )
+
+
+def _of_shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else f"of shape {shape}"
 
 
 def check_state(state: Mapping[str, Any]) -> None:

@@ -29,7 +29,14 @@ from pcn.running.example import Batches, Example, Forward, opened, repeatable
 from pcn.running.optimizers import Optimizers, as_optimizers
 from pcn.statistics import Statistics, analyze
 from pcn.switching.batch_norm import Recalibration
-from pcn.switching.checks import check_analysis, check_leads_on, check_same, check_state, checked_count
+from pcn.switching.checks import (
+    check_analysis,
+    check_is_copy,
+    check_leads_on,
+    check_same,
+    check_state,
+    checked_count,
+)
 from pcn.switching.dimensions import dimension_rule, effective_dimensions, log_dimensions
 from pcn.switching.fading import Fading
 from pcn.switching.foreseen import check_could_fade, check_fade, check_rules, check_some_held
@@ -111,7 +118,7 @@ class Switch:
         check_fade(self.fade, self._wish)
         self._engine = Engine(self.model, self.optimizer, self.ema, self.group)
         if self.ema is not None:
-            averaged(self.ema, unwrap(self.model))
+            check_is_copy(averaged(self.ema, unwrap(self.model)), unwrap(self.model))
         found = get_plan(self.model)
         self.plan = found if found is not None and found.changes_something else None  # a resumed run may have switched
         if self.plan is None:
