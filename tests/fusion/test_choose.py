@@ -58,6 +58,12 @@ def test_what_is_kept_for_the_way_back_counts_beside_the_time(monkeypatch: pytes
     assert set(choose_forms(model, batch).values()) == {"folded"}
 
 
+def test_without_norms_only_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = transformed(Residual(), keep=("conv", "fc")), torch.randn(IMAGES, dtype=torch.float64)
+    monkeypatch.setattr(choose, "time_s", lambda part, like: 1.0 if isinstance(part[0], FusedLayer) else 1.01)
+    assert set(choose_forms(model, batch, norms=False).values()) == {"folded"}
+
+
 def test_a_layer_whose_input_others_read_is_timed_with_the_full_width_written(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = transformed(Residual(), keep=("conv", "fc")), torch.randn(IMAGES, dtype=torch.float64)
     timed: set[tuple[str, bool]] = set()

@@ -93,9 +93,12 @@ class _Place:
         return self.before is not None, self.after is not None, self.written, self.kept
 
     def keeps(self, form: Form) -> int:
-        """What is kept for the way back at every position: what the norm reads, the full width, a projection."""
+        """What is kept for the way back at every position: what the norm reads, the full width, a projection.
+
+        Of stock code nothing is known: what stands around a layer there keeps what it likes.
+        """
         width, rank = self.layer.basis.shape
-        if form == "folded":
+        if form == "folded" or self.stock:
             return 2 * width
         return (2 * width if self.kept else width) + rank
 
