@@ -116,6 +116,7 @@ ARMS: dict[str, dict[str, Any]] = {
     },
     "tuned, patterns chosen, hedged": HEDGING,
     "tuned, patterns chosen, hedged, ranks in 32s": {**HEDGING, "rank_step": 32},
+    "tuned, patterns chosen, hedged, ranks in 4s": {**HEDGING, "rank_step": 4},
     "tuned, patterns chosen, hedged, precondition 1/2": {**HEDGING, "precondition": 0.5},
     "tuned, patterns chosen, hedged, switch after 8": {**HEDGING, "switch_at": "8"},
     "tuned, patterns chosen, hedged, dense weight decayed": {**HEDGING, "switch": DecayedDense},
@@ -372,6 +373,7 @@ GAP = (  # what keeps the planner's network below its parent? it fits as well, s
     "tuned, patterns chosen, hedged, switch after 8",
     "tuned, patterns chosen, hedged, precondition 1/2",
     "tuned, patterns chosen, hedged, ranks in 32s",
+    "tuned, patterns chosen, hedged, ranks in 4s",
     "tuned, patterns chosen, hedged, narrow's operations",  # and how much of the gain is paid for in operations?
     "tuned, patterns chosen, hedged, basis trained to epoch 8",
     "tuned, patterns chosen, hedged, fresh optimizer",
