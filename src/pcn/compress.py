@@ -12,7 +12,8 @@ from pcn.plans.making import make_plan
 from pcn.plans.nothing import warn_of_nothing
 from pcn.plans.plan import Plan, check_untransformed
 from pcn.running.example import Batches, Forward, first_of, opened, repeatable
-from pcn.running.optimizers import Optimizers, as_optimizers
+from pcn.running.optimizers import Optimizers
+from pcn.running.refusals import check_changeable
 from pcn.running.untouched import Mode
 from pcn.statistics import analyze
 
@@ -48,7 +49,7 @@ def compress_(
     PCLinear(in_features=64, out_features=64, bias=True, rank=16)
     """
     check_untransformed(model)
-    as_optimizers(optimizer)  # what is none shows before anything is measured
+    check_changeable(model, optimizer)  # what cannot be followed shows before anything is measured
     measured = None
     limits = {"params": params, "flops": flops, "step_ms": step_ms, "memory_mib": memory_mib, "stored": stored}
     wish = as_budget(config, **limits) or config or PCNConfig()

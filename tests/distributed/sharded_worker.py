@@ -38,6 +38,27 @@ def whole(model: nn.Module) -> dict[str, torch.Tensor]:
     return {n: p.detach().full_tensor() if isinstance(p, DTensor) else p.detach() for n, p in model.named_parameters()}
 
 
+def look(model: nn.Module) -> object:
+    return pcn.analyze(model, all_batches())
+
+
+def save(model: nn.Module) -> object:
+    return pcn.save(model, "nowhere")
+
+
+def check_gradients_that_are_being_accumulated_go_along() -> None:
+    model, plain = shard(built()), built()
+    model(data(0)[0]).square().mean().backward()
+    expected = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
+    gather_(model, plain)
+    for name, parameter in plain.named_parameters():
+        near(parameter.grad, expected[name], 0)
+    shard_(plain, None, shard)
+    for name, parameter in plain.named_parameters():
+        assert isinstance(parameter.grad, DTensor)
+        near(parameter.grad.full_tensor(), expected[name], 0)
+
+
 def check_sharded_models_and_optimizers_are_refused() -> None:
     sharded, spread = shard(built()), built()
     weight = distribute_tensor(spread.fc1.weight.detach(), init_device_mesh("cpu", (size(),)), [Shard(0)])
@@ -56,6 +77,8 @@ def check_sharded_models_and_optimizers_are_refused() -> None:
         for error in (
             raised(lambda m=model, o=optimizer: pcn.Switch(m, o, SMALL, group=dist.group.WORLD)),
             raised(lambda m=model, o=optimizer: plan.apply_(m, stats, optimizer=o)),
+            raised(lambda m=model, o=optimizer: pcn.compress_(m, all_batches(), params=0.5, optimizer=o)),
+            *([] if optimizer else [raised(lambda m=model, do=do: do(m)) for do in (look, pcn.to_plain, save)]),
         ):
             assert isinstance(error, pcn.PlanError)
             assert text in str(error)

@@ -173,6 +173,19 @@ def check_the_first_rank_says_when() -> None:
     assert same_everywhere(switch.state_dict()["movements"])
     switch = pcn.Switch(DistributedDataParallel(built()), None, SMALL, at=pcn.AfterStep(2))
     assert [switch.after_step(n, own_batches()) is not None for n in (1, 2, 3)] == [False, True, False]
+    switch = pcn.Switch(DistributedDataParallel(built()), None, SMALL, at=pcn.AfterStep(2 + rank()))
+    assert [switch.after_step(n, own_batches()) is not None for n in (1, 2, 3)] == [False, True, False]
+
+
+def check_steps_are_not_counted_where_ranks_do_as_many_as_they_have_batches() -> None:
+    model = DistributedDataParallel(built())
+    by_step, by_epoch = (pcn.Switch(model, None, SMALL, at=at) for at in (pcn.AfterStep(2), 1))
+    with model.join():
+        error = raised(lambda: by_step.after_step(1, own_batches()))
+        assert by_epoch.after_step(1, own_batches()) is None
+    assert isinstance(error, pcn.ConfigError)
+    assert "inside model.join() one rank may be done" in str(error)
+    assert by_epoch.after_epoch(1, own_batches()) is not None
 
 
 def check_what_fails_on_one_rank_is_undone_on_all() -> None:

@@ -9,6 +9,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 import pcn
 from distributed.launch import torchrun
@@ -214,3 +215,10 @@ def test_statistics_are_there_where_they_were_asked_for(kept: bool) -> None:
     make_trainer(callback := switching(keep_statistics=kept)).fit(Module())
     assert callback.plan is not None
     assert (callback.statistics is not None) is kept
+
+
+@pytest.mark.filterwarnings("ignore:.*os.fork\\(\\) was called:DeprecationWarning")
+def test_processes_from_which_only_weights_come_back_are_refused() -> None:
+    trainer = make_trainer(switching(), strategy="ddp_fork", devices=1)
+    with pytest.raises(ProcessRaisedException, match=r"trains in processes of its own .* use strategy='ddp'"):
+        trainer.fit(Module())

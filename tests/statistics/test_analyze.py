@@ -479,3 +479,14 @@ class TestSketches:
 
 def test_the_public_name():
     assert pcn.analyze is analyze
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("as_sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+def test_sparse_inputs_are_measured_as_the_numbers_that_they_hold(as_sparse):
+    model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 4)).double()
+    x = torch.randn(200, 16).double().relu()
+    found, expected = pcn.analyze(model, [as_sparse(x)]), pcn.analyze(model, [x])
+    for layer in ("0", "2"):
+        torch.testing.assert_close(found.mean(layer), expected.mean(layer))
+        torch.testing.assert_close(found.basis(layer, 5), expected.basis(layer, 5))

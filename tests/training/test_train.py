@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import pcn
 from pcn.cli import main
+from pcn.cli.app import build_parser
 from pcn.nn import PCModule
 from pcn.training import RunFolder, Settings, Trainer, load_data
 from pcn.training.data import Contiguous, ImageData
@@ -23,7 +24,7 @@ from pcn.training.images import Images, Scale
 from pcn.training.optimizers import learning_rate
 from pcn.training.pictures import Pictures
 from pcn.training.requests import analysis_options, build_model, parse_rank, pcn_config
-from pcn.training.settings import read_toml
+from pcn.training.settings import FLAGS, read_toml
 from pcn.training.streaming import ImageStream
 from pcn.training.switch_time import parse_switch, switch_rule
 from stopped_runs import DEADLINES, train_to_the_end
@@ -620,3 +621,10 @@ def test_a_folder_of_a_run_that_never_got_anywhere_may_be_deleted(tmp_path: Path
     (tmp_path / "result.json").write_text("{}")
     with pytest.raises(pcn.ConfigError, match=r"choose another folder$"):
         RunFolder(tmp_path, Settings(seed=1))
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_that_are_no_settings_are_named(name: str) -> None:
+    with pytest.raises(pcn.ConfigError, match=f"there is no setting '{name}'; it is a flag of pcn train, --{name}"):
+        Settings.from_mapping({name: "cpu"})
+    assert name in vars(build_parser().parse_args(["train"]))

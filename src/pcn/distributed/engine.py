@@ -57,6 +57,14 @@ class Engine:
                 "wrapped model, or group=torch.distributed.group.WORLD, so that all of them switch alike"
             )
 
+    def check_steps_alike(self) -> None:
+        """Raise where ranks do as many steps as each has batches: a switch needs all of them at the same one."""
+        if self.ddp is not None and self.ddp._join_config.enable:
+            raise ConfigError(
+                "inside model.join() one rank may be done when another comes to the step at which to switch, or at "
+                "which fading ends: switch after an epoch (at=...), without fade, and call after_epoch outside of it"
+            )
+
     def sync_buffers_(self) -> None:
         if self.ddp is not None:
             sync_buffers_(self.ddp, self.ranks)

@@ -18,9 +18,10 @@ Named = dict[str, nn.Parameter]
 
 @torch.no_grad()
 def gather_(sharded: nn.Module, plain: nn.Module, optimizer: Optimizers = None) -> None:
-    """Copy a sharded model's weights and buffers, whole, into a plain model that was built alike, on every rank.
+    """Copy a sharded model's weights, gradients and buffers, whole, into a plain model that was built alike.
 
-    The optimizer (or a list of them) changes over to the plain model's parameters with its state, whole as well.
+    Every rank has all of them then. The optimizer (or a list of them) changes over to the plain model's parameters
+    with its state, whole as well.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -33,15 +34,22 @@ def gather_(sharded: nn.Module, plain: nn.Module, optimizer: Optimizers = None) 
         raise PlanError(f"{odd[0]!r} is in one of the two models only: build the plain model as the sharded one was")
     for name, tensor in (*new.items(), *plain_buffers.items()):
         tensor.copy_(_whole({**old, **buffers}[name]))
+    for name, parameter in new.items():
+        gathered = old[name].grad  # in a step whose gradients are being accumulated
+        parameter.grad = None if gathered is None else _whole(gathered).to(parameter)
     _change_over_(as_optimizers(optimizer), old, new, lambda value, parameter: _whole(value).to(parameter.device))
 
 
 @torch.no_grad()
 def shard_(model: nn.Module, optimizer: Optimizers, shard: Callable[[nn.Module], object]) -> None:
-    """Have ``shard`` spread a model in place, with calls of ``fully_shard``, and its optimizer's state alike."""
+    """Have ``shard`` spread a model in place, with calls of ``fully_shard``; gradients and optimizer's state alike."""
     old = dict(model.named_parameters())
+    gathered = {name: parameter.grad for name, parameter in old.items()}
     shard(model)
-    _change_over_(as_optimizers(optimizer), old, dict(model.named_parameters()), _spread)
+    new = dict(model.named_parameters())
+    for name, gradient in gathered.items():
+        new[name].grad = None if gradient is None else _spread(gradient, new[name])
+    _change_over_(as_optimizers(optimizer), old, new, _spread)
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from pcn.statistics import Statistics
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+    from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 except ImportError as error:
     raise PCNError("this needs Lightning, which is not installed: pip install lightning") from error
 
@@ -161,6 +162,11 @@ def _check(trainer: Trainer) -> None:
     plain = model is trainer.lightning_module or isinstance(model, DistributedDataParallel)
     if not plain or strategy.restore_checkpoint_after_setup:
         raise ConfigError(f"{type(strategy).__name__} is not supported: train on one device or with strategy='ddp'")
+    if isinstance(strategy.launcher, _MultiProcessingLauncher):
+        raise ConfigError(
+            "the strategy trains in processes of its own (spawn, fork, notebook), from which only weights come back, "
+            "for a module of the old shape: use strategy='ddp', which starts the script anew for every device"
+        )
     if not trainer.optimizers:
         raise ConfigError("the module has no optimizer: return the one that trains it from configure_optimizers")
     for callback in trainer.callbacks:

@@ -17,6 +17,7 @@ from pcn.nn import PCModule, check_own_tensors, hand_on_, inherit_
 from pcn.nn.build import uninitialised
 from pcn.plans.plan import set_plan_
 from pcn.running.copying import copied
+from pcn.running.refusals import check_whole
 
 PlainForm = Literal["factored", "dense"]
 
@@ -34,6 +35,7 @@ def to_plain(model: nn.Module, form: PlainForm = "factored") -> nn.Module:
     """
     if form not in ("factored", "dense"):
         raise ConfigError(f"form={form!r}: choose 'factored' or 'dense'")
+    check_whole(model)
     model = copied(unwrap(model))
     unfuse_(model)  # what was fused speaks of layers that go
     made: dict[int, nn.Module] = {}  # a layer under two names stays one layer

@@ -19,6 +19,7 @@ from pcn.plans.fit import without_strangers
 from pcn.plans.plan import Plan, get_plan
 from pcn.rewriting.edit import Edit
 from pcn.rewriting.surgery import commit_, reshape_
+from pcn.running.refusals import check_whole
 from pcn.saving.weights import State, identity, read_tensors, tensors_to_save
 from pcn.whole_files import flush, put_in_place, written_whole
 
@@ -31,6 +32,7 @@ LARGEST_PLAN = 2**27  # bytes; plans of the largest networks take a few million
 def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Write a transformed model's plan and weights into a folder; an older one there is replaced only at the end."""
     base = unwrap(model)
+    check_whole(base)
     plan = _plan_of_all(base)
     tensors = tensors_to_save(base)
     target = Path(os.path.realpath(folder))

@@ -12,6 +12,7 @@ from pcn.errors import ConfigError, StatisticsError
 from pcn.layers import unwrap
 from pcn.running.example import Batches, Forward, opened
 from pcn.running.gradients import Loss, predicted_losses
+from pcn.running.refusals import check_whole
 from pcn.running.untouched import Mode, checked_mode, untouched
 from pcn.statistics.choice import as_list, check_numbers, check_same, check_weights, choose_layers
 from pcn.statistics.collect import Collector, Sampling
@@ -72,6 +73,7 @@ def analyze(
 
     def choose() -> tuple[Iterable[Any], dict[str, nn.Module], dict[str, str], Loss | None]:
         given = opened(batches)
+        check_whole(model)
         check_weights(model)
         check_numbers(pool, fraction, max_rank, passes)
         checked_mode(mode)

@@ -124,7 +124,8 @@ class Collector:
             if not isinstance(x, Tensor) or x.dim() <= kind.spatial or x.shape[kind.channel_dim] != width:
                 return  # the layer itself will say what is wrong
             if x.numel():
-                self._take(name, x.detach(), self._token(x, (kind.channel_dim, groups)), kind, groups)
+                dense = x.detach() if x.layout == torch.strided else x.detach().to_dense()
+                self._take(name, dense, self._token(x, (kind.channel_dim, groups)), kind, groups)
 
         return hook
 

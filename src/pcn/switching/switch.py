@@ -106,6 +106,7 @@ class Switch:
     _seen: History = field(default_factory=History, init=False, repr=False)
     _fading: Fading | None = field(default=None, init=False, repr=False)
     _told: Told = field(default_factory=Told, init=False, repr=False)
+    _asks: bool | None = field(default=None, init=False, repr=False)  # whether the first rank is asked at every step
 
     def __post_init__(self) -> None:
         self._rule = as_switch_rule(self.at)
@@ -195,12 +196,21 @@ class Switch:
         if self.plan is not None:
             return None
         self._seen.step = self._told.hear(checked_count("step", step))
+        if self._fading is not None or getattr(self._rule, "counts_steps", False):
+            self._engine.check_steps_alike()
         if self._fading is not None:
             return self._fade(self._fading, batches)
+        if self._asks is None:
+            self._agree_on_rule()
         due = bool(self._rule.due(self._seen.progress()))
-        if type(self._rule) not in PURE:
+        if self._asks:
             due = self._engine.ranks.from_one(lambda: due)
         return self._begin(batches, None) if due else None
+
+    def _agree_on_rule(self) -> None:
+        """Take over the first rank's rule, once, if it comes true at the same step on all; else that rank is asked."""
+        first = self._engine.ranks.from_one(lambda: self._rule if type(self._rule) in PURE else None)
+        self._rule, self._asks = first or self._rule, first is None
 
     def expect_epochs(self) -> None:
         """Say that a framework tells every epoch, so that a run which is stopped in its first is no mistake."""

@@ -24,6 +24,7 @@ SCALES = ("unit", "standardise", "centre")
 LIMITS = tuple(UNITS)  # of a budget
 WORTHS = ("response", "taylor", "divergence", "evenly", "hedged")
 STEP = Budget.step
+FLAGS = ("out", "device", "threads", "compile", "fuse")  # of pcn train: where and how, not what
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,8 @@ class Settings:
         known = {each.name for each in fields(cls)}
         for name in given:
             if name not in known:
-                raise ConfigError(f"there is no setting {name!r}{suggest(name, known)}")
+                flag = f"; it is a flag of pcn train, --{name}" if name in FLAGS else suggest(name, known)
+                raise ConfigError(f"there is no setting {name!r}{flag}")
         return cls(**given)
 
     def to_json(self) -> str:
