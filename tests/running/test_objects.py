@@ -121,7 +121,7 @@ def test_a_model_may_write_into_its_input(wish: Any) -> None:
     plans = [pcn.compress_(build(), given, wish) for build in (InPlace, NotInPlace)]
     for one, another in zip(given, batches(), strict=True):
         torch.testing.assert_close(one, another)
-    if wish is not WISHES["memory"]:  # of which writing in place takes less
+    if wish not in (WISHES["memory"], TIMED):  # writing in place takes less of the one, and clocks say what they like
         assert [layer.rank for layer in plans[0].layers.values()] == [layer.rank for layer in plans[1].layers.values()]
 
 
