@@ -174,13 +174,16 @@ class PCModule(Transformed):
         return said
 
 
-def check_own_tensors(name: str, layer: PCModule) -> None:
-    """Raise where a layer holds more than it was made with: what is made of it, or saved, has no place for that."""
+def check_own_tensors(what: str, layer: PCModule) -> None:
+    """Raise where a layer, which is called ``what`` then, holds more than it was made with.
+
+    What is made of it, or saved, has no place for that.
+    """
     held = (*layer._parameters, *layer._buffers, *layer._modules)
     more = next((each for each in held if each not in TENSORS), None)
     if more is not None:
         raise PlanError(
-            f"{name!r} was given {more!r} after it was transformed: make pruning, a norm of its weight or any other "
+            f"{what} was given {more!r} after it was transformed: make pruning, a norm of its weight or any other "
             "parametrization permanent first (prune.remove, remove_weight_norm, remove_parametrizations of "
             "torch.nn.utils), and keep other tensors elsewhere"
         )

@@ -24,7 +24,7 @@ def folding(plan: Plan, model: nn.Module, *, keep_biases: bool = False) -> tuple
     edit, kept_bias = _restoring(plan, model), []
     for layer in plan.transformed:
         old = _held(model, layer)
-        check_own_tensors(layer.name, old)
+        check_own_tensors(repr(layer.name), old)
         dense = _widen(plan, layer, dense_layer(old))
         if not layer.bias:
             norm = None if keep_biases or old._forward_hooks else _norm_after(plan, layer, model)

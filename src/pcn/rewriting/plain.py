@@ -45,7 +45,7 @@ def to_plain(model: nn.Module, form: PlainForm = "factored") -> nn.Module:
             return module
         if id(module) not in made:
             if not parametrize.is_parametrized(module):  # whose values are taken as they are
-                check_own_tensors(name.strip("'"), module)
+                check_own_tensors(name, module)
             made[id(module)] = dense_layer(module) if form == "dense" else factored_layer(module, name)
             hand_on_(made[id(module)], module)
         return made[id(module)]

@@ -129,7 +129,7 @@ def _plan_of_all(model: nn.Module) -> Plan:
                 "not find it again; save a model as its plan left it"
             )
         if isinstance(module, PCModule):
-            check_own_tensors(name, module)
+            check_own_tensors(repr(name), module)
     return without_strangers(plan, model)
 
 
