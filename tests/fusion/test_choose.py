@@ -12,8 +12,10 @@ from torch import Tensor, nn
 import pcn
 from fusion.networks import IMAGES, NETWORKS, Residual, transformed
 from pcn import ConfigError
+from pcn.config import LayerRule
 from pcn.fusion import choose, choose_forms, fuse_
 from pcn.fusion.layers import FusedLayer
+from pcn.models.cifar_resnet import CIFARResNet
 from pcn.nn import PCConv2d
 
 
@@ -56,6 +58,23 @@ def test_what_is_kept_for_the_way_back_counts_beside_the_time(monkeypatch: pytes
     assert set(choose_forms(model, batch).values()) == {"fused"}
     taken["fused"] = taken["factored"] = 1.1
     assert set(choose_forms(model, batch).values()) == {"folded"}
+
+
+def test_what_a_layer_with_another_basis_reads_is_kept_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first block's shortcut is a convolution: with its own basis it keeps all of what both of them read."""
+    taken = {"fused": 0.97, "factored": 1.1, "folded": 1.0}
+    layers = ("stage1.0.conv1", "stage1.0.conv2")
+
+    def pretended(part: nn.Module, like: Tensor) -> float:
+        return taken[next(module for module in part if isinstance(module, FusedLayer)).use.form]
+
+    monkeypatch.setattr(choose, "time_s", pretended)
+    for rank, form in [(4, "fused"), (2, "folded")]:  # of the shortcut; with the same basis they share a projection
+        model, batch = CIFARResNet(1, 8), torch.randn(4, 3, 8, 8)
+        rules = {"stage1.0.shortcut.conv": LayerRule(rank=rank)}
+        pcn.compress_(model, [batch], pcn.PCNConfig(rank=4, exclude=("conv1", "fc"), layers=rules))
+        forms = choose_forms(model, batch)
+        assert tuple(forms[name] for name in layers) == (form, "fused")
 
 
 def test_without_norms_only_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +129,6 @@ def test_a_choice_among_nothing_is_refused() -> None:
 def test_what_is_fastest_is_measured_once_and_remembered_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     import pcn
     from pcn.fusion import fastest
-    from pcn.models.cifar_resnet import CIFARResNet
 
     model, batch = CIFARResNet(1, 8), torch.randn(4, 3, 8, 8)
     pcn.compress_(model, [batch], pcn.PCNConfig(rank=0.5, exclude=("conv1", "fc")))
@@ -156,7 +174,6 @@ def test_without_norms_only_what_is_folded_changes(monkeypatch: pytest.MonkeyPat
 
 def test_forms_are_remembered_for_norms_as_they_are_by_themselves() -> None:
     from pcn.fusion import fastest_forms
-    from pcn.models.cifar_resnet import CIFARResNet
 
     model, batch = CIFARResNet(1, 8), torch.randn(4, 3, 8, 8)
     pcn.compress_(model, [batch], pcn.PCNConfig(rank=0.5, exclude=("conv1", "fc")))

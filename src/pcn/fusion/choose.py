@@ -53,7 +53,7 @@ def choose_forms(
             continue
         chain = before.get(name)
         norm, written = (None, False) if chain is None else (base.get_submodule(chain.norm), chain.emit)
-        kept = chain is not None and chain.emit and chain.added
+        kept = written and chain is not None and (chain.added or chain.beside)
         place = _Place(norm, layer, after.get(name), stock=not norms, written=written, kept=kept)
         sizes = f"{layer} {tuple(inputs[name].shape)} {inputs[name].dtype} {place.around}"
         if sizes not in known:
@@ -77,7 +77,8 @@ class _Place:
     """A layer between the batch norms, if there are any, that run in one pass with it.
 
     Where there are to be none it runs with ``stock`` code, unless it is folded. What it reads may be ``written`` at its
-    full width in any case, as others read it, and ``kept`` too: behind a sum it shows where ReLU let through.
+    full width in any case, as others read it, and ``kept`` too: behind a sum it shows where ReLU let through, and
+    layers with other bases need it for their weights' gradients.
     """
 
     before: nn.Module | None

@@ -15,6 +15,7 @@ class Found:
     emit: bool = True
     readers: tuple[str, ...] = ()
     pooled: bool = False
+    beside: bool = False  # layers with other bases read what is written; folded, they keep it
     source: str | None = None  # the convolution whose output nobody else reads
     passed: tuple[str, ...] = field(default=(), repr=False)
     before: tuple[str, ...] = field(default=(), repr=False)

@@ -87,9 +87,11 @@ class GraphSearch:
         added = calls.added is not None
         users = list(calls.relu.users)
         if users and all(map(self._foreseen, users)) and not self._written(calls.norm, *users):
-            readers, emit = self._readers(calls.relu)
+            readers, others = self._readers(calls.relu)
             if readers:
-                return Found(name, added, True, emit, readers, passed=self._passed(*calls.nodes, *users))
+                beside = any(self._owner(user, PCModule) is not None for user in others)
+                passed = self._passed(*calls.nodes, *users)
+                return Found(name, added, True, bool(others), readers, beside=beside, passed=passed)
         pooled = all(is_average(user) for user in users)
         return Found(name, added, True, pooled=pooled, passed=self._passed(*calls.nodes))
 
@@ -112,17 +114,17 @@ class GraphSearch:
         layer = self._owner(user, PCModule)
         return user in self.members if layer is None else layer in self.forms and _own_forward(self.modules[layer])
 
-    def _readers(self, relu: fx.Node) -> tuple[tuple[str, ...], bool]:
-        """The layers that can share one projection of this activation, and whether anybody else needs it."""
+    def _readers(self, relu: fx.Node) -> tuple[tuple[str, ...], list[fx.Node]]:
+        """The layers that can share one projection of this activation, and the calls that need all of it."""
         readers: list[str] = []
-        emit = False
+        others: list[fx.Node] = []
         for user in relu.users:
             name = self._owner(user, PCModule)
             if name is None or not self._takes_projection(name, relu) or not self._same_basis(readers, name):
-                emit = True
+                others.append(user)
             elif name not in readers:
                 readers.append(name)
-        return tuple(readers), emit
+        return tuple(readers), others
 
     def _takes_projection(self, name: str, relu: fx.Node) -> bool:
         layer = self.modules[name]
