@@ -77,6 +77,33 @@ def test_what_a_layer_with_another_basis_reads_is_kept_in_any_case(monkeypatch: 
         assert tuple(forms[name] for name in layers) == (form, "fused")
 
 
+@pytest.mark.parametrize(
+    ("share", "folding_s", "left"),
+    [
+        (0.25, 1.0, ["stage2.0.conv1", "stage2.1.conv1", "stage3.0.conv1", "stage3.1.conv1"]),
+        (0.75, 1.0, ["stage3.1.conv1"]),  # 384 numbers more than the parent's, and the others 768 fewer
+        (0.75, 9.0, ["stage2.1.conv1"]),  # 768 more
+    ],
+)
+def test_all_layers_together_keep_no_more_than_the_parents(
+    share: float, folding_s: float, left: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of layers that keep a projection besides what others keep anyway those are folded that this slows down least."""
+    model, batch = CIFARResNet(2, 8), torch.randn(32, 3, 8, 8)
+    pcn.compress_(model, [batch], pcn.PCNConfig(rank=share, exclude=("conv1", "fc", "stage1.*")))
+
+    def pretended(part: nn.Module, like: Tensor) -> float:
+        form = next(module for module in part if isinstance(module, FusedLayer)).use.form
+        second = isinstance(part, choose._Branching) and like.shape[1:] == (16, 4, 4)  # stage2.1.conv1
+        return {"fused": 0.5, "factored": 0.5, "folded": folding_s if second else 1.0}[form]
+
+    monkeypatch.setattr(choose, "time_s", pretended)
+    forms = choose_forms(model, batch[:4])
+    assert {"stage2.0.conv2", "stage2.1.conv2", "stage3.0.conv2", "stage3.1.conv2"} <= forms.keys()
+    assert [name for name, form in forms.items() if form != "folded" and name.endswith("conv1")] == left
+    assert {form for name, form in forms.items() if name.endswith("conv2")} == {"fused"}
+
+
 def test_without_norms_only_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = transformed(Residual(), keep=("conv", "fc")), torch.randn(IMAGES, dtype=torch.float64)
     monkeypatch.setattr(choose, "time_s", lambda part, like: 1.0 if isinstance(part[0], FusedLayer) else 1.01)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +31,10 @@ def choose_forms(
 ) -> dict[str, Form]:
     """Time a training step of each layer in every form of ``among``, and return the best, by name.
 
-    That is the fastest, unless another keeps less for the way back and is hardly slower. Autocast counts as it is where
-    this is called. Layers of the same sizes are timed once, together with the batch norms around them, whose full width
-    is written where others read it too; without ``norms`` alone, and with stock code but for what is folded, as
-    :func:`fuse_` has them.
+    That is the fastest, unless another keeps less for the way back and is hardly slower, or all layers together would
+    keep more than those of the parent did. Autocast counts as it is where this is called. Layers of the same sizes are
+    timed once, together with the batch norms around them, whose full width is written where others read it too; without
+    ``norms`` alone, and with stock code but for what is folded, as :func:`fuse_` has them.
     """
     if not among or not set(among) <= set(FORMS):
         raise ConfigError(f"among={among!r}: give at least one of {', '.join(FORMS)}")
@@ -46,22 +46,24 @@ def choose_forms(
     before = {reader: chain for chain in search.chains for reader in chain.readers}
     after = {chain.source: base.get_submodule(chain.norm) for chain in search.chains}
     inputs = _inputs(base, given, layers)
-    found: dict[str, Form] = {}
-    known: dict[str, Form] = {}
+    choices: dict[str, _Choice] = {}
+    known: dict[str, dict[Form, float]] = {}
     for name, layer in layers.items():
-        if name not in inputs:
-            continue
         chain = before.get(name)
+        if name not in inputs or (chain is not None and name != chain.readers[0]):
+            continue
         norm, written = (None, False) if chain is None else (base.get_submodule(chain.norm), chain.emit)
-        kept = written and chain is not None and (chain.added or chain.beside)
+        kept = chain is None or (written and (chain.added or chain.beside))
         place = _Place(norm, layer, after.get(name), stock=not norms, written=written, kept=kept)
-        sizes = f"{layer} {tuple(inputs[name].shape)} {inputs[name].dtype} {place.around}"
+        like = inputs[name]
+        sizes = f"{layer} {tuple(like.shape)} {like.dtype} {place.around}"
         if sizes not in known:
-            known[sizes] = _best(place, inputs[name], among)
-        found[name] = known[sizes]
+            known[sizes] = _seconds(place, like, among)
+        choices[name] = _Choice(place, like.numel() // len(layer.basis), known[sizes])
+    found = _chosen(choices)
     for chain in search.chains:  # one reader at the full width, and a projection for the others saves little
         found |= dict.fromkeys(chain.readers, found[chain.readers[0]]) if chain.readers else {}
-    return found
+    return {name: found[name] for name in layers if name in found}
 
 
 def _inputs(model: nn.Module, example: Example, layers: dict[str, PCModule]) -> dict[str, Tensor]:
@@ -78,7 +80,7 @@ class _Place:
 
     Where there are to be none it runs with ``stock`` code, unless it is folded. What it reads may be ``written`` at its
     full width in any case, as others read it, and ``kept`` too: behind a sum it shows where ReLU let through, and
-    layers with other bases need it for their weights' gradients.
+    layers with other bases need it for their weights' gradients. What comes from elsewhere is kept by whoever made it.
     """
 
     before: nn.Module | None
@@ -129,13 +131,43 @@ class _Branching(nn.Sequential):
         return full(between), output
 
 
-def _best(place: _Place, like: Tensor, among: Sequence[Form]) -> Form:
-    """The best form of one layer, together with the batch norms around it."""
+@dataclass(frozen=True)
+class _Choice:
+    """What is known of a layer that has a form to be chosen."""
+
+    place: _Place
+    positions: int
+    seconds: Mapping[Form, float]
+
+    @property
+    def best(self) -> Form:
+        return min(self.seconds, key=lambda form: self.seconds[form] * self.place.keeps(form) ** KEPT_COUNTS)
+
+    def more(self, form: Form) -> int:
+        """How many numbers more than the parent's layer are kept for the way back."""
+        return self.positions * (self.place.keeps(form) - self.place.keeps("folded"))
+
+    def price(self, form: Form) -> float:
+        """The seconds that folding the layer costs, for each number that it saves."""
+        return (self.seconds["folded"] - self.seconds[form]) / self.more(form)
+
+
+def _chosen(choices: Mapping[str, _Choice]) -> dict[str, Form]:
+    """The best form of each, such that all together keep no more than the parent's layers, as far as folding helps."""
+    forms = {name: choice.best for name, choice in choices.items()}
+    large = [name for name, form in forms.items() if choices[name].more(form) > 0 and "folded" in choices[name].seconds]
+    for name in sorted(large, key=lambda name: choices[name].price(forms[name])):
+        if sum(choices[each].more(form) for each, form in forms.items()) <= 0:
+            break
+        forms[name] = "folded"
+    return forms
+
+
+def _seconds(place: _Place, like: Tensor, among: Sequence[Form]) -> dict[Form, float]:
+    """How long a step of one layer takes in every form that it can have, together with the batch norms around it."""
     possible = [form for form in forms_of(place.layer) if form != "fused" or place.before is not None]
     forms = [form for form in FORMS if form in among and form in possible] or ["factored"]
-    if len(forms) == 1:
-        return forms[0]
-    return min(forms, key=lambda form: time_s(place.part(form), like) * place.keeps(form) ** KEPT_COUNTS)
+    return {form: time_s(place.part(form), like) for form in forms} if len(forms) > 1 else {forms[0]: 0.0}
 
 
 def time_s(part: nn.Module, x: Tensor) -> float:
