@@ -155,10 +155,12 @@ class _Choice:
 def _chosen(choices: Mapping[str, _Choice]) -> dict[str, Form]:
     """The best form of each, such that all together keep no more than the parent's layers, as far as folding helps.
 
-    There is to be room for one more gradient of full width: a compiler writes it over what it is made of, ours do not.
+    There is to be room for one more gradient of the last layer's input, where the way back begins and all is kept: a
+    compiler writes it over what it is made of, our passes do not.
     """
     forms = {name: choice.best for name, choice in choices.items()}
-    room = max((choice.positions * len(choice.place.layer.basis) for choice in choices.values()), default=0)
+    *_, last = choices.values() or [None]
+    room = 0 if last is None else last.positions * len(last.place.layer.basis)
     large = [name for name, form in forms.items() if choices[name].more(form) > 0 and "folded" in choices[name].seconds]
     for name in sorted(large, key=lambda name: choices[name].price(forms[name])):
         if sum(choices[each].more(form) for each, form in forms.items()) + room <= 0:
