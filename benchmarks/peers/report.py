@@ -99,17 +99,21 @@ def _difference(method: str, other: str, found: dict[str, list[Record]]) -> str:
 
 
 def short_table(results: Results) -> str:
-    """What has run of the best known methods, wherever ours has: a few columns, in the order of ``IN_SHORT``."""
-    rows = []
-    for parent, target, epochs in comparisons():
+    """What has run of the best known methods, wherever ours has: a few columns, in the order of ``IN_SHORT``.
+
+    Sizes of one parent and length stand together, below the parent's own row.
+    """
+    rows: dict[tuple[str, ...], None] = {}
+    given = list(comparisons())
+    for parent, target, epochs in sorted(given, key=lambda each: [(p, e) for p, _, e in given].index(each[::2])):
         found = select(results, parent, target, epochs)
         for method in (each for each in IN_SHORT if each in found and OURS in found):
             runs = found[method]
-            sizes = [shown(runs, "trainable_params", 1, ",.0f"), shown(runs, "flops_per_sample", 1e6, ",.0f")]
-            known = [shown(runs, "test_accuracy", 1, ".2f"), counted(runs, "test_accuracy")]
-            rows.append([f"{parent}, {epochs} epochs: {IN_SHORT[method]}", *sizes, *known])
+            sizes = shown(runs, "trainable_params", 1, ",.0f"), shown(runs, "flops_per_sample", 1e6, ",.0f")
+            known = shown(runs, "test_accuracy", 1, ".2f"), counted(runs, "test_accuracy")
+            rows[f"{parent}, {epochs} epochs: {IN_SHORT[method]}", *sizes, *known] = None
     head = ["network", "parameters trained", "MFLOPs per sample", "test accuracy (%)", "runs"]
-    return markdown(head, rows)
+    return markdown(head, [list(row) for row in rows])
 
 
 def grid_table(results: Results) -> str | None:
