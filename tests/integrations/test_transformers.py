@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,7 +13,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, Trainer
 
 import pcn
 from distributed.launch import torchrun
-from integrations.training import SMALL
+from integrations.training import SMALL, everything
 from integrations.transformers_run import (
     Rates,
     batches,
@@ -149,6 +150,34 @@ def test_the_accuracy_decides_and_the_best_is_looked_for_anew(tmp_path: Path) ->
     trainer.train()
     assert callback.plan is not None
     assert (Path(trainer.state.best_model_checkpoint) / "plan.json").exists()
+
+
+class OwnEvaluation(Trainer):
+    """A trainer that hands its metrics on as NumPy made them, as that of transformers' example of answering does."""
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        found = self.evaluation_loop(self.get_eval_dataloader(), "Evaluation")
+        metrics = {"eval_accuracy": np.mean(found.predictions.argmax(1) == found.label_ids)}
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+def test_a_metric_of_numpy_leaves_checkpoints_that_resume(tmp_path: Path) -> None:
+    ends = []
+    for resume in (False, True):
+        trainer = make_trainer(tmp_path, kind=OwnEvaluation, eval_strategy="epoch")
+        switching(metric="eval_accuracy").attach(trainer)
+        trainer.train(resume_from_checkpoint=str(checkpoints(tmp_path)[1]) if resume else None)
+        ends.append(everything(trainer.model, trainer.optimizer))
+    assert ends[0] == ends[1]
+
+
+def test_a_metric_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, eval_strategy="epoch", save_strategy="no")
+    trainer.compute_metrics = lambda result: {"accuracy": "high"}
+    switching(metric="eval_accuracy").attach(trainer)
+    with pytest.raises(pcn.ConfigError, match="'eval_accuracy' as 'high': log one number"):
+        trainer.train()
 
 
 def test_an_evaluation_without_the_metric_is_passed_by(tmp_path: Path) -> None:

@@ -48,14 +48,16 @@ class Rates(TrainerCallback):
         self.seen.append(kwargs["lr_scheduler"].get_last_lr()[0])
 
 
-def make_trainer(folder: Path, *callbacks: TrainerCallback, **options: Any) -> Trainer:
+def make_trainer(
+    folder: Path, *callbacks: TrainerCallback, kind: type[Trainer] = Trainer, model: Any = None, **options: Any
+) -> Trainer:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     quiet = {"report_to": "none", "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True}
     recipe = {"learning_rate": 3e-3, "weight_decay": 0.1, "per_device_train_batch_size": 16, "num_train_epochs": EPOCHS}
     arguments = TrainingArguments(str(folder), **{"save_strategy": "epoch"} | recipe | quiet | options)
     given = {"train_dataset": data(), "eval_dataset": data(), "compute_metrics": accuracy}
-    return Trainer(build(), arguments, callbacks=list(callbacks), **given)
+    return kind(model or build(), arguments, callbacks=list(callbacks), **given)
 
 
 def switching(**options: Any) -> SwitchCallback:

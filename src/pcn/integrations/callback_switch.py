@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from pcn.config import PCNConfig
 from pcn.errors import ConfigError, PlanError, suggest
@@ -101,8 +101,7 @@ class CallbackSwitch:
             return
         self._logged = {**(self._logged or {}), **dict.fromkeys(logged)}
         if self._metric in logged:
-            value = logged[self._metric]
-            self._accuracy = value.item() if isinstance(value, Tensor) else value
+            self._accuracy = _number(self._metric, logged[self._metric])
 
     def after_epoch(self, epoch: int) -> Plan | None:
         """Tell how many epochs are done; a number told before is ignored, as is 0."""
@@ -117,6 +116,14 @@ class CallbackSwitch:
     def after_step(self, step: int) -> Plan | None:
         """Tell how many optimizer steps are done."""
         return None if self._switch is None else self._switch.after_step(step, self._batches)
+
+
+def _number(metric: str, value: Any) -> float:
+    """A metric as Python's own number: a NumPy one would make a checkpoint that is not read without its pickle."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"validation logged {metric!r} as {value!r}: log one number") from error
 
 
 def _check_unvalidated(metric: str, logged: Collection[str] | None) -> None:
