@@ -93,6 +93,20 @@ def damaged(path: Path, **changes: Any) -> None:
     save_file(load_file(path), path, {**metadata, "statistics": json.dumps(head)})
 
 
+def test_a_file_without_what_later_code_writes_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "stats.safetensors"
+    stats = pcn.analyze(Mlp(), [vectors()])
+    stats.save(path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    head = json.loads(metadata["statistics"])
+    old = {key: value for key, value in head.items() if key not in ("mode", "pool", "remarks")}
+    save_file(load_file(path), path, {**metadata, "statistics": json.dumps(old)})
+    read = Statistics.load(path)
+    assert (read.mode, read.pool, read.remarks) == ("eval", None, {})
+    assert read.merge(stats).samples("fc1") == 2 * stats.samples("fc1")
+
+
 def test_a_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "stats.safetensors"
     with pytest.raises(FileError, match="cannot read the statistics"):
@@ -115,6 +129,8 @@ def test_a_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
         {"shapes": {}},
         {"example": {"kind": "dict", "names": ["a", "b"]}},
         {"layers": None},
+        {"pool": "two"},
+        {"remarks": 3},
     ],
 )
 def test_a_damaged_file_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:

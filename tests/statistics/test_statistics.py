@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pcn.errors import ConfigError, StatisticsError
-from pcn.statistics import analyze
+from pcn.statistics import Statistics, analyze
 
 
 def make_model():
@@ -56,6 +56,59 @@ def test_layers_seen_by_one_part_only():
     assert both.layers == {"left": "left", "right": "right", "extra": "extra"}
     assert both.left_alone == {}
     assert (both.samples("left"), both.samples("right")) == (2, 3)
+
+
+def make_chain(middle=20):
+    return nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, middle), nn.ReLU(), nn.Linear(middle, 4))
+
+
+def test_a_merge_keeps_the_layers_of_either_side_whichever_comes_first(tmp_path):
+    model = make_chain()
+    some = analyze(model, [torch.randn(50, 6)], exclude="2", gradients=True)
+    all_three = analyze(model, [torch.randn(70, 6)], gradients=True)
+    for merged in (some.merge(all_three), all_three.merge(some)):
+        assert list(merged.layers) == list(merged.shapes) == ["0", "2", "4"]
+        assert merged.gradients.keys() == merged.layers.keys()
+        assert [merged.samples(name) for name in merged.layers] == [120, 70, 120]
+        assert merged.left_alone == {}
+        merged.save(tmp_path / "stats")
+        read = Statistics.load(tmp_path / "stats")
+        assert (read.layers, read.shapes, read.remarks) == (merged.layers, merged.shapes, merged.remarks)
+
+
+def test_layers_analyzed_apart_come_together_and_it_is_said():
+    model, batch = make_chain(), torch.randn(50, 6)
+    apart = analyze(model, [batch], layers="0").merge(analyze(model, [batch], layers=["2", "4"]))
+    whole = analyze(model, [batch])
+    assert (apart.layers, apart.left_alone) == (whole.layers, whole.left_alone)
+    for name in whole.layers:
+        assert torch.equal(apart.covariance(name), whole.covariance(name))
+    said = "measured in a part of the passes only (not among the layers asked for in another)"
+    assert apart.remarks == dict.fromkeys(apart.layers, said)
+    assert said in str(apart)
+    assert said in apart._repr_html_()
+    assert apart.merge(whole).remarks == apart.remarks
+    assert whole.remarks == whole.merge(whole).remarks == {}
+
+
+def test_layers_of_other_sizes_do_not_merge():
+    one, another = (analyze(make_chain(middle), [torch.randn(50, 6)], exclude="4") for middle in (20, 31))
+    with pytest.raises(
+        StatisticsError, match=r"'2' has .* \(20, 20, 1, 1, True\) on one side and \(20, 31, 1, 1, True"
+    ):
+        one.merge(another)
+
+
+def test_inputs_that_were_averaged_do_not_merge_with_others(tmp_path):
+    model, batch = make_model(), torch.randn(6, 3, 8, 8)
+    plain, one, two = (analyze(model, [batch], pool=pool) for pool in (None, 1, 2))
+    two.save(tmp_path / "stats")
+    for pooled in (two, Statistics.load(tmp_path / "stats")):
+        assert pooled.merge(two).pool == 2
+        for other in (plain, one):
+            with pytest.raises(StatisticsError, match="pool=2, the other with pool="):
+                pooled.merge(other)
+    assert plain.merge(one).samples("0") == 2 * plain.samples("0")
 
 
 def test_bases_of_any_rank_are_orthonormal():

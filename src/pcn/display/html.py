@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -32,14 +32,10 @@ def statistics_html(statistics: Statistics, rank: Rank | None = None) -> str:
     body = [_statistics_row(statistics, row) for row in found]
     body.append(_tr(["all", "", "", "", f"{trainable:,}", f"{saved:,} ({saved / max(trainable, 1):.0%})"], "td"))
     header = _tr(["layer", "width", "directions", "spectrum", "trainable", "would save"], "th")
-    unknown: dict[str, list[str]] = {}
-    for row in found:
-        if row.reason is not None:
-            unknown.setdefault(row.reason, []).append(row.layer)
-    alone: dict[str, list[str]] = {}
-    for name, reason in statistics.left_alone.items():
-        alone.setdefault(reason, []).append(name or "(the model)")
-    return _page([f"directions by {rule}"], header, body, [("not known", unknown), ("left alone", alone)])
+    unknown = _by_text({row.layer: row.reason for row in found if row.reason is not None})
+    said, alone = _by_text(statistics.remarks), _by_text(statistics.left_alone)
+    lists = [("not known", unknown), ("remarks", said), ("left alone", alone)]
+    return _page([f"directions by {rule}"], header, body, lists)
 
 
 def plan_html(plan: Plan) -> str:
@@ -52,6 +48,14 @@ def plan_html(plan: Plan) -> str:
         body,
         [("remarks", remarks(plan)), ("left alone", reasons(plan))],
     )
+
+
+def _by_text(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Each text once, with the names that it holds for."""
+    found: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        found.setdefault(text, []).append(name or "(the model)")
+    return found
 
 
 def _statistics_row(statistics: Statistics, row: Row) -> str:

@@ -102,6 +102,7 @@ def analyze(
         options=options,
         gradients={name: collector.gradients[name] for name in wanted if name in collector.gradients},
         mode=mode,
+        pool=pool,
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from pcn.errors import FileError
 from pcn.running.example import Example
 from pcn.running.untouched import checked_mode
+from pcn.statistics.choice import check_numbers
 from pcn.statistics.forms import SketchOptions
 from pcn.statistics.moments import Covariance, Moments
 from pcn.statistics.samples import Samples
@@ -46,6 +47,8 @@ def save(statistics: Statistics, path: str | os.PathLike[str]) -> None:
         "gradients": _moments_out(statistics.gradients, "gradient.", tensors),
         "example": _example_out(statistics.example, tensors),
         "mode": statistics.mode,
+        "pool": statistics.pool,
+        "remarks": statistics.remarks,
     }
     metadata = {"format": FORMAT, "version": str(VERSION), "statistics": json.dumps(head)}
     own = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
@@ -78,8 +81,11 @@ def _read(head: dict[str, Any], tensors: State) -> Statistics:
         if each.groups * each.width != shapes[name].inputs:
             raise ValueError(f"{name!r} has another width than its moments")
     example, options = _example_in(head["example"], tensors), SketchOptions(**head["options"])
-    mode = checked_mode(head.get("mode", "eval"))
-    return Statistics(head["layers"], head["left_alone"], moments, shapes, example, options, gradients, mode)
+    mode, pool, remarks = checked_mode(head.get("mode", "eval")), head.get("pool"), head.get("remarks", {})
+    check_numbers(pool)
+    return Statistics(
+        head["layers"], head["left_alone"], moments, shapes, example, options, gradients, mode, pool, dict(remarks)
+    )
 
 
 def _moments_out(moments: Mapping[str, Moments], prefix: str, tensors: State) -> list[dict[str, Any]]:

@@ -76,6 +76,8 @@ class Statistics:
     options: SketchOptions = field(default_factory=SketchOptions, repr=False)
     gradients: dict[str, Moments] = field(default_factory=dict, repr=False)
     mode: Mode = "eval"  # of the model meanwhile
+    pool: int | None = None  # side of the squares over which inputs of convolutions were averaged first
+    remarks: dict[str, str] = field(default_factory=dict, repr=False)  # what else is to be said of a layer
     _spectra: dict[str, Spectrum] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -141,7 +143,8 @@ class Statistics:
     def merge(self, other: Statistics) -> Statistics:
         """Return the statistics of both sets of samples, as if one pass had seen them all.
 
-        Both must be of the same model with the same weights, which cannot be seen here.
+        Both must be of the same model with the same weights, which cannot be seen here. Layers of either side are in
+        it; one that only one side was asked to measure has that side's samples, and a remark.
         """
         from pcn.statistics.merging import merge
 

@@ -51,6 +51,7 @@ def table(statistics: Statistics, rank: Rank | None = None) -> str:
             "",
             *_aligned([HEADER, *(row.cells(most) for row in found), total]),
             *_listed("not known:", [(row.layer, row.reason) for row in found if row.reason is not None]),
+            *_listed("remarks:", list(statistics.remarks.items())),
             *_listed("left alone:", list(statistics.left_alone.items())),
         ]
     )
