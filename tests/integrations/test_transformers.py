@@ -5,15 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForSequenceClassification, Trainer, ViTConfig, ViTForImageClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    Trainer,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 import pcn
 from distributed.launch import torchrun
-from integrations.training import SMALL, everything
+from integrations.training import SMALL
 from integrations.transformers_run import (
     Rates,
     batches,
@@ -129,20 +134,6 @@ def test_a_switch_that_never_comes_is_mentioned(tmp_path: Path) -> None:
     trainer.evaluate()
 
 
-def test_a_checkpoint_that_was_not_written_to_its_end_says_so(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
-    switching().attach(trainer)
-    trainer.train()
-    file = checkpoints(tmp_path)[-1] / "pcn_switch.bin"
-    file.write_bytes(file.read_bytes()[:100])
-    for said in ("pcn_switch.bin is damaged.*take the checkpoint before", "has no pcn_switch.bin.*take the checkpoint"):
-        trainer = make_trainer(tmp_path)
-        switching().attach(trainer)
-        with pytest.raises(pcn.FileError, match=said):
-            trainer.train(resume_from_checkpoint=str(file.parent))
-        file.unlink(missing_ok=True)
-
-
 def test_the_accuracy_decides_and_the_best_is_looked_for_anew(tmp_path: Path) -> None:
     best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "eval_strategy": "epoch"}
     trainer = make_trainer(tmp_path, **best, num_train_epochs=8)
@@ -150,26 +141,6 @@ def test_the_accuracy_decides_and_the_best_is_looked_for_anew(tmp_path: Path) ->
     trainer.train()
     assert callback.plan is not None
     assert (Path(trainer.state.best_model_checkpoint) / "plan.json").exists()
-
-
-class OwnEvaluation(Trainer):
-    """A trainer that hands its metrics on as NumPy made them, as that of transformers' example of answering does."""
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        found = self.evaluation_loop(self.get_eval_dataloader(), "Evaluation")
-        metrics = {"eval_accuracy": np.mean(found.predictions.argmax(1) == found.label_ids)}
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-
-def test_a_metric_of_numpy_leaves_checkpoints_that_resume(tmp_path: Path) -> None:
-    ends = []
-    for resume in (False, True):
-        trainer = make_trainer(tmp_path, kind=OwnEvaluation, eval_strategy="epoch")
-        switching(metric="eval_accuracy").attach(trainer)
-        trainer.train(resume_from_checkpoint=str(checkpoints(tmp_path)[1]) if resume else None)
-        ends.append(everything(trainer.model, trainer.optimizer))
-    assert ends[0] == ends[1]
 
 
 def test_a_metric_that_is_no_number_is_refused(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ class SwitchCallback(TrainerCallback):
         # model as it was built, has got the plan's shape together with it.
         def load_weights_or_wait(checkpoint: str, model: Any = None) -> None:
             state = _read_state(checkpoint)
+            if state is None:
+                _check_no_plan(checkpoint)
             if plan_in(state, trainer.model) is None:
                 with nullcontext() if state is not None else _saying_what_lacks(checkpoint):
                     load_weights(checkpoint, model)
@@ -88,7 +90,8 @@ class SwitchCallback(TrainerCallback):
             load_optimizer(checkpoint)
             self._resumed = True
 
-        # What save_model calls, also for a checkpoint, in the process that writes and before anything is uploaded.
+        # What save_model calls, also for a checkpoint, in the process that writes. All of ours is in the folder before
+        # the Trainer uploads it, removes older ones and tells other callbacks, after any of which a run may be stopped.
         def save_with_plan(output_dir: str | None = None, **state: Any) -> None:
             switched = get_plan(trainer.model) is not None
             if switched and isinstance(unwrap(trainer.model), PreTrainedModel):
@@ -100,6 +103,8 @@ class SwitchCallback(TrainerCallback):
                 save_among(trainer.model, folder)
             elif trainer.args.should_save:
                 (folder / PLAN_FILE).unlink(missing_ok=True)  # of another model that was saved there
+            if trainer.args.should_save and folder.name == f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}":
+                self._write_state(folder)
 
         trainer._save = save_with_plan
         trainer._load_from_checkpoint = load_weights_or_wait
@@ -140,13 +145,12 @@ class SwitchCallback(TrainerCallback):
             self._switch.warn_if_it_never_came()
         self._switch.end()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if not args.should_save:
-            return
-        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        buffer = io.BytesIO()
-        torch.save(self._switch.state_dict(), buffer)
-        write_whole(folder / FILE, buffer.getbuffer())
+    def _write_state(self, folder: Path) -> None:
+        state = self._switch.state_dict()
+        if state:  # otherwise nothing was trained, and there is nothing to resume
+            buffer = io.BytesIO()
+            torch.save(state, buffer)
+            write_whole(folder / FILE, buffer.getbuffer())
 
     def _begin(self, trainer: Trainer, state: State | None) -> None:
         assert trainer.optimizer is not None
@@ -156,6 +160,16 @@ class SwitchCallback(TrainerCallback):
 def _read_state(checkpoint: str) -> State | None:
     path = Path(checkpoint) / FILE
     return read_state(path) if path.exists() else None
+
+
+def _check_no_plan(checkpoint: str) -> None:
+    """Raise for a switched model's folder without the switch's state, from which a run would end as another one."""
+    if (Path(checkpoint) / PLAN_FILE).exists():
+        raise FileError(
+            f"{checkpoint} holds a switched model and has no {FILE}, so that no run can be resumed from it. If it is a "
+            "checkpoint, the run was stopped while it wrote this: take the checkpoint before it. If save_model or "
+            "pcn.save wrote it, train pcn.load(model, folder) without resume_from_checkpoint"
+        )
 
 
 @contextmanager
