@@ -48,6 +48,27 @@ def test_the_plain_network_runs_trains_and_is_no_larger(kind: str, rank: float) 
     assert model(x).shape[-1] == 5  # what comes out stays
 
 
+@pytest.mark.parametrize("config", [{"rank": 0.5}, {"rank": 1.0}, {"rank": 1.0, "keep_outputs": 0.5}])
+def test_the_graph_of_a_model_that_is_transformed_already_is_refused(config: dict[str, float]) -> None:
+    model, x = ConvNet().eval(), torch.randn(40, 3, 8, 8)
+    before = pcn.trace(model, x)
+    plan = pcn.compress_(model, [x], pcn.PCNConfig(**config, skip_larger=False))
+    for ask in (plan.suggest_widths, lambda graph: plan.narrowed(graph, {})):
+        with pytest.raises(pcn.PlanError, match="of a transformed model, or of another; trace the model as it was"):
+            ask(pcn.trace(model, x))
+        ask(before)
+
+
+def test_the_graph_of_another_model_is_refused() -> None:
+    _, _, plan, _ = planned("residual", 0.4)
+    with pytest.raises(pcn.PlanError, match=r"'stem' has \(inputs, outputs\) \(12, 24\), in the plan \(12, 16\)"):
+        plan.suggest_widths(pcn.trace(nn.ModuleDict({"stem": nn.Linear(12, 24)}), vectors(), forward=_stem))
+
+
+def _stem(model: nn.Module, batch: Tensor) -> Tensor:
+    return model.get_submodule("stem")(batch)
+
+
 def test_channels_that_meet_in_a_sum_get_one_width() -> None:
     _, _, plan, graph = planned("residual", 0.4)
     widths = plan.suggest_widths(graph)

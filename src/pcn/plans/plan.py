@@ -130,9 +130,9 @@ class Plan:
         return self
 
     def suggest_widths(self, graph: ChannelGraph, *, step: int = 8) -> dict[str, int]:
-        """Outputs of every layer for a plain, narrower network of about the same size (graph: :func:`pcn.trace`).
+        """Output channels, by layer, for a plain, narrower network of about the same size.
 
-        They are multiples of ``step`` where layers are wide enough and the size can be met so.
+        ``graph`` is that of the model before the plan was applied (:func:`pcn.trace`). The numbers are multiples of ``step`` where layers are wide enough and the size can be met so.
         """
         from pcn.planner.widths import suggest_widths
 

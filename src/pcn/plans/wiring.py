@@ -10,8 +10,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pcn.errors import PlanError
 from pcn.graph import ChannelGraph, check_graph
 from pcn.layers import LAYER_TYPES
+from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 
 
@@ -67,7 +69,20 @@ def wiring_of(plan: Plan, graph: ChannelGraph) -> Wiring:
         if classes is None:
             continue
         kind = LAYER_TYPES[layer.kind]
+        _check_before(layer, graph, (len(classes[kind.in_dim]) * layer.groups, len(classes[kind.out_dim])))
         outputs[name] = classes[kind.out_dim]
         if not layer.depthwise:
             inputs[name] = classes[kind.in_dim].repeat(layer.groups)
     return Wiring(outputs, inputs, graph.class_count)
+
+
+def _check_before(layer: LayerPlan, graph: ChannelGraph, sizes: tuple[int, int]) -> None:
+    """Raise unless a layer is in the graph with the (inputs, outputs) that it had before the plan, and no basis yet."""
+    transformed = layer.rank is not None and f"{layer.name}.basis" in graph.tensors
+    planned = (layer.in_features, layer.out_features)
+    if transformed or sizes != planned:
+        found = "has a basis" if transformed else f"has (inputs, outputs) {sizes}, in the plan {planned}"
+        raise PlanError(
+            f"{layer.name!r} {found}: the graph is of a transformed model, or of another; trace the model as it was "
+            "before the plan was applied, newly built say"
+        )
