@@ -169,9 +169,11 @@ def warn_if_whole(switch: Switch, when: str = "") -> None:
 
 
 def write_plan(model: nn.Module, folder: Path) -> None:
-    """Write a switched model's plan beside its weights, for ``pcn.load``."""
+    """Write a switched model's plan beside its weights, for ``pcn.load``; beside a whole one's there is none."""
     plan = get_plan(model)
-    if plan is not None:
+    if plan is None:
+        (folder / PLAN_FILE).unlink(missing_ok=True)  # of another model that was saved there
+    else:
         write_whole(folder / PLAN_FILE, plan.to_json().encode())
 
 
