@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils.data import IterableDataset
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     Trainer,
+    TrainerCallback,
     ViTConfig,
     ViTForImageClassification,
 )
@@ -20,6 +23,7 @@ import pcn
 from distributed.launch import torchrun
 from integrations.training import SMALL
 from integrations.transformers_run import (
+    SAMPLES,
     Rates,
     batches,
     build,
@@ -32,6 +36,7 @@ from integrations.transformers_run import (
 from pcn.distributed import state_hash
 from pcn.integrations.transformers import SwitchCallback
 from pcn.nn import PCModule
+from pcn.plans.plan import get_plan
 
 
 def test_a_resumed_run_ends_as_one_never_stopped(tmp_path: Path) -> None:
@@ -177,6 +182,40 @@ def test_steps_are_the_optimizers(tmp_path: Path) -> None:
     trainer.train()
     assert [(path / "plan.json").exists() for path in checkpoints(tmp_path)] == [False, True, True]
     assert isinstance(trainer.model.model.layers[0].mlp.up_proj, PCModule)
+
+
+class Unsized(IterableDataset[dict[str, Any]]):
+    """Data whose end shows only when it is reached, so that the Trainer counts a fraction of an epoch."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(data())
+
+
+class SwitchedAt(TrainerCallback):
+    """After how many steps the first one of a switched model began; ends epochs early, where that is asked for."""
+
+    def __init__(self, longest: int = SAMPLES) -> None:
+        self.longest, self.step = longest, None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.step is None and get_plan(kwargs["model"]) is not None:
+            self.step = state.global_step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_epoch_stop |= state.global_step % self.longest == 0
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_epoch_counts_that_the_trainer_takes_for_a_part_of_one(at: int, tmp_path: Path) -> None:
+    unsized, stopped, steps = SwitchedAt(), SwitchedAt(longest=3), SAMPLES // 16
+    trainer = make_trainer(tmp_path, unsized, save_strategy="no", max_steps=3 * steps)
+    trainer.train_dataset = Unsized()
+    switching(at=at).attach(trainer)
+    trainer.train()
+    trainer = make_trainer(tmp_path, stopped, save_strategy="no")
+    switching(at=at).attach(trainer)
+    trainer.train()
+    assert (unsized.step, stopped.step) == (at * steps, at * stopped.longest)
 
 
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:

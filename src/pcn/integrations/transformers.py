@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -36,6 +37,8 @@ try:
 except ImportError as error:
     raise PCNError("this needs transformers, which is not installed: pip install transformers accelerate") from error
 
+ROUNDING = 1e-6  # of the Trainer's epochs, which are sums of fractions
+
 
 class SwitchCallback(TrainerCallback):
     """Switches the model that is trained, once, and stands in the Trainer's checkpoints; call :meth:`attach`.
@@ -52,6 +55,7 @@ class SwitchCallback(TrainerCallback):
         self._switch = CallbackSwitch(batches, config, metric, options)
         self._trainer: Trainer | None = None
         self._resumed = False
+        self._epochs: int | None = None  # that are done, once one has ended in this run
 
     @property
     def plan(self) -> Plan | None:
@@ -118,12 +122,19 @@ class SwitchCallback(TrainerCallback):
             raise ConfigError("call SwitchCallback(...).attach(trainer) in place of callbacks=[SwitchCallback(...)]")
         if not self._resumed:
             self._begin(self._trainer, None)
-        self._resumed = False
+        self._resumed, self._epochs = False, None
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        _forget_best(state, self._switch.after_epoch(int(state.epoch + 1e-6)))  # a sum of fractions
+        done = int(state.epoch + ROUNDING) if self._epochs is None else self._epochs
+        _forget_best(state, self._switch.after_epoch(done))
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # The Trainer's count is a fraction here where data without a length ran out, or a callback ended the epoch.
+        self._epochs = math.ceil(state.epoch - ROUNDING)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         _forget_best(state, self._switch.after_step(state.global_step))
