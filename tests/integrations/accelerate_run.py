@@ -35,9 +35,14 @@ MakeOptimizers = Callable[[nn.Module], list[Optimizer]]
 class Run:
     """A loop as people write it, which saves its state after every epoch."""
 
-    def __init__(self, make: MakeOptimizers = lambda model: [optimizer_of(model)], **options: Any) -> None:
+    def __init__(
+        self,
+        make: MakeOptimizers = lambda model: [optimizer_of(model)],
+        model: nn.Module | None = None,
+        **options: Any,
+    ) -> None:
         self.accelerator = Accelerator(cpu=True)
-        model = network()
+        model = model or network()
         made = make(model)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made[0], EPOCHS)
         prepared = self.accelerator.prepare(model, schedule, batches(), batches(), *made)

@@ -43,6 +43,15 @@ def test_a_saved_model_is_loaded_by_itself(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded.eval()(inputs), run.model.eval()(inputs), rtol=0, atol=0)
 
 
+def test_a_run_that_was_begun_whole_is_not_resumed_on_a_loaded_model(tmp_path: Path) -> None:
+    whole = Run()
+    whole.train(tmp_path)
+    whole.accelerator.save_model(whole.model, tmp_path / "final")
+    again = Run(model=pcn.load(network(), tmp_path / "final"))
+    with pytest.raises(pcn.PlanError, match=r"build it anew, without pcn\.load"):
+        again.accelerator.load_state(str(tmp_path / "epoch3"))
+
+
 def test_a_saved_model_is_one_file_and_its_plan_goes_with_it(tmp_path: Path) -> None:
     """Options that split weights, or pickle them, would leave what nobody can load."""
     run, inputs = Run(), data()[:][0]

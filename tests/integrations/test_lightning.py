@@ -72,6 +72,15 @@ def test_the_schedule_goes_on_where_it_was() -> None:
     assert len(set(whole.rates)) > 10
 
 
+def test_a_run_that_was_begun_whole_is_not_resumed_on_a_loaded_module(tmp_path: Path) -> None:
+    make_trainer(switching(), keep_all(tmp_path)).fit(Module())
+    *_, behind, _ = sorted(tmp_path.iterdir())
+    trainer = make_trainer(switching(), keep_all(tmp_path))
+    with pytest.raises(pcn.PlanError, match=r"build it anew, without pcn\.load"):
+        trainer.fit(load_from_checkpoint(Module, behind), ckpt_path=behind)
+    trainer.fit(Module(), ckpt_path=behind)
+
+
 def test_a_checkpoint_is_loaded_by_itself(tmp_path: Path) -> None:
     module = Module(smoothing=0.1)
     trainer = make_trainer(switching(), keep_all(tmp_path))

@@ -11,7 +11,7 @@ from transformers import Trainer, TrainerCallback
 
 import pcn
 from integrations.training import SWITCH, everything
-from integrations.transformers_run import checkpoints, make_trainer, switching
+from integrations.transformers_run import build, checkpoints, make_trainer, switching
 
 
 def test_a_checkpoint_that_was_not_written_to_its_end_says_so(tmp_path: Path) -> None:
@@ -108,3 +108,25 @@ def test_a_metric_of_numpy_leaves_checkpoints_that_resume(tmp_path: Path) -> Non
         trainer.train(resume_from_checkpoint=str(checkpoints(tmp_path)[1]) if resume else None)
         ends.append(everything(trainer.model, trainer.optimizer))
     assert ends[0] == ends[1]
+
+
+def test_a_run_on_a_loaded_model_resumes_on_one_and_no_other(tmp_path: Path) -> None:
+    """Llama's layers gain a bias, which the Trainer puts into another group where it finds it in the model."""
+
+    def run(folder: Path, loaded: Path | None, checkpoint: Path | None = None) -> str:
+        trainer = make_trainer(folder, model=pcn.load(build(), loaded) if loaded else None, num_train_epochs=3)
+        switching(at=1).attach(trainer)
+        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+        trainer.save_model(str(folder / "final"))
+        return everything(trainer.model, trainer.optimizer)
+
+    first, tuned, final = tmp_path / "first", tmp_path / "tuned", tmp_path / "first" / "final"
+    run(first, None)
+    end = run(tuned, final)
+    assert run(tmp_path / "again", final, checkpoints(tuned)[1]) == end
+    with pytest.raises(
+        pcn.PlanError, match=r"is whole here.*was switched already.*pcn.load it from what the run was begun with"
+    ):
+        run(tmp_path / "again", None, checkpoints(tuned)[1])
+    with pytest.raises(pcn.PlanError, match=r"is switched already here.*was whole.*build it anew, without pcn\.load"):
+        run(tmp_path / "again", final, checkpoints(first)[1])

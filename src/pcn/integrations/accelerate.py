@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pcn.errors import ConfigError, FileError, PCNError
-from pcn.integrations.callback_switch import plan_in, warn_if_whole, write_plan
+from pcn.integrations.callback_switch import loading_optimizers, plan_in, warn_if_whole, write_plan
 from pcn.layers import unwrap
 from pcn.plans.plan import get_plan
 from pcn.running.optimizers import as_optimizers
@@ -76,7 +76,7 @@ def _held(accelerator: Accelerator) -> list[Held]:
 
 def _include_switches(accelerator: Accelerator) -> None:
     """Have an accelerator save, load and mention the switches that are, or will be, prepared for it."""
-    save_model, end_training = accelerator.save_model, accelerator.end_training
+    save_model, end_training, load_state = accelerator.save_model, accelerator.end_training, accelerator.load_state
 
     def save(models: list[Any], weights: list[Any], folder: str) -> None:
         for held in _held(accelerator):
@@ -86,6 +86,11 @@ def _include_switches(accelerator: Accelerator) -> None:
         states = [(held.switch, _own_state(held, Path(folder))) for held in _held(accelerator)]
         for switch, state in states:  # all of them are read, and may be refused, before anything changes
             switch.load_state_dict(state)
+
+    def load_state_or_say_why(*args: Any, **options: Any) -> None:
+        models = [held.switch.model for held in _held(accelerator)]
+        with loading_optimizers(models, made_switched=any(get_plan(model) is not None for model in models)):
+            load_state(*args, **options)
 
     def save_with_plan(model: nn.Module, save_directory: str | os.PathLike[str], *args: Any, **options: Any) -> None:
         if get_plan(model) is None:
@@ -102,6 +107,7 @@ def _include_switches(accelerator: Accelerator) -> None:
         end_training()
 
     accelerator.save_model, accelerator.end_training = save_with_plan, end_with_a_word
+    accelerator.load_state = load_state_or_say_why
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)  # before the weights, which need the plan's shape
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -185,3 +186,24 @@ def plan_in(state: State | None, model: nn.Module) -> Plan | None:
             "the checkpoint was written before the switch, and this model has been switched already: build it anew"
         )
     return None if text is None else Plan.from_json(text)
+
+
+@contextmanager
+def loading_optimizers(models: Collection[nn.Module], *, made_switched: bool) -> Iterator[None]:
+    """Say of an optimizer's state that does not fit in which form, whole or switched, the model has to be given.
+
+    A bias that a layer gains at the switch joins its weight's group. In an optimizer that was made from a switched
+    model it stands where whoever makes the groups puts biases.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "parameter group" not in str(error) or all(get_plan(model) is None for model in models):
+            raise
+        here, there = ("switched already", "whole") if made_switched else ("whole", "switched already")
+        how = "build it anew, without pcn.load" if made_switched else "pcn.load it from what the run was begun with"
+        raise PlanError(
+            f"the optimizer's state does not fit: {error}. Where layers gained a bias, its group depends on the model "
+            f"that the optimizer is made from, which is {here} here. If it was {there} where the run was begun, {how}, "
+            "and resume with that"
+        ) from error

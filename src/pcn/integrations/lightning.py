@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from pcn.errors import ConfigError, PCNError
-from pcn.integrations.callback_switch import CallbackSwitch, State, Wish, plan_in
+from pcn.integrations.callback_switch import CallbackSwitch, State, Wish, loading_optimizers, plan_in
 from pcn.plans.plan import Plan, get_plan
 from pcn.running.example import Batches
 from pcn.statistics import Statistics
@@ -74,6 +75,7 @@ class SwitchCallback(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         pl_module.__dict__.pop("on_load_checkpoint", None)
+        trainer.strategy.__dict__.pop("load_optimizer_state_dict", None)
         self._switch.end()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -82,12 +84,14 @@ class SwitchCallback(Callback):
         assert trainer.strategy.model is not None
         # Lightning casts the batches of its loaders so, for precision="bf16-true" and the like.
         convert = trainer.precision_plugin.convert_input
+        self._explain_loading(trainer, made_switched=get_plan(pl_module) is not None)
         self._switch.begin(trainer.strategy.model, trainer.optimizers, self._state, convert)
         if self._weights is not None:
             trainer.strategy.load_model_state_dict({"state_dict": self._weights}, strict=pl_module.strict_loading)
             self._weights = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.strategy.__dict__.pop("load_optimizer_state_dict", None)
         self._step = trainer.global_step
         self._after_epoch(trainer)  # resumed between two epochs, there may be no other call
 
@@ -111,6 +115,16 @@ class SwitchCallback(Callback):
 
     def _after_epoch(self, trainer: Trainer) -> None:
         _forget_best(trainer, self._switch.after_epoch(trainer.current_epoch))
+
+    def _explain_loading(self, trainer: Trainer, *, made_switched: bool) -> None:
+        """Have the strategy say more where the state of optimizers does not fit, for which there is no hook."""
+        load, modules = trainer.strategy.load_optimizer_state_dict, [trainer.lightning_module]
+
+        def load_or_say_why(checkpoint: Mapping[str, Any]) -> None:
+            with loading_optimizers(modules, made_switched=made_switched):
+                load(checkpoint)
+
+        trainer.strategy.__dict__["load_optimizer_state_dict"] = load_or_say_why
 
     def _before_weights(self, module: LightningModule, checkpoint: dict[str, Any], *, fitting: bool) -> None:
         plan = plan_in(_state_in(checkpoint), module)

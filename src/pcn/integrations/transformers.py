@@ -14,7 +14,7 @@ from torch import nn
 
 from pcn.errors import ConfigError, FileError, PCNError
 from pcn.integrations.accelerate import FILE, read_state
-from pcn.integrations.callback_switch import CallbackSwitch, State, Wish, plan_in
+from pcn.integrations.callback_switch import CallbackSwitch, State, Wish, loading_optimizers, plan_in
 from pcn.layers import unwrap
 from pcn.nn import PCModule
 from pcn.plans.plan import Plan, get_plan
@@ -87,11 +87,13 @@ class SwitchCallback(TrainerCallback):
                     load_weights(checkpoint, model)
 
         def load_optimizer_last(checkpoint: str) -> None:
+            made_switched = get_plan(trainer.model) is not None
             self._begin(trainer, _read_state(checkpoint))
             if self.plan is not None:
                 with _surely_loaded(trainer.model, checkpoint):
                     load_weights(checkpoint)
-            load_optimizer(checkpoint)
+            with loading_optimizers([trainer.model], made_switched=made_switched):
+                load_optimizer(checkpoint)
             self._resumed = True
 
         # What save_model calls, also for a checkpoint, in the process that writes. All of ours is in the folder before
