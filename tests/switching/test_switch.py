@@ -64,6 +64,16 @@ def test_a_budget_works_too() -> None:
     assert sum(p.numel() for p in model.parameters()) <= before // 2
 
 
+def test_a_budget_is_given_by_any_of_its_numbers() -> None:
+    given = {"flops": 0.5, "stored": 0.9}
+    model, switched, _ = train(2, at=1, **given)
+    assert switched == [1]
+    assert pcn.get_plan(model) == pcn.get_plan(train(2, config=pcn.Budget(flops=0.5, stored=0.9), at=1)[0])
+    assert repr(pcn.Switch(network(), None, at=3, **given)).endswith("flops=0.5, stored=0.9, at=AfterEpoch(epoch=3))")
+    with pytest.raises(pcn.ConfigError, match="a Budget is given whole: put flops and stored into it"):
+        pcn.Switch(network(), None, pcn.Budget(params=0.5), **given)
+
+
 def test_the_papers_heuristic_switches_when_accuracy_slows() -> None:
     _, switched, _ = train(12, config=pcn.PCNConfig(rank=12), at=pcn.AccuracySlows())
     assert len(switched) == 1

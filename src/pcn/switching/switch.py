@@ -14,8 +14,9 @@ from pcn.distributed.plans import Made
 from pcn.errors import ConfigError, PlanError
 from pcn.layers import transformable_layers, unwrap
 from pcn.planner import Measured
-from pcn.planner.budget import Budget, as_budget
+from pcn.planner.budget import Budget, Limit, as_budget
 from pcn.planner.reachable import check_reachable
+from pcn.planner.units import UNITS
 from pcn.planner.within import plan_within
 from pcn.plans.fit import check_statistics
 from pcn.plans.making import make_plan
@@ -65,16 +66,16 @@ class Switch:
     Call :meth:`after_epoch` after every epoch (and :meth:`after_step` after every step, for ``at=AfterStep(...)``):
     rules that count epochs come true in no other way. A switch that was told of steps alone says so when it is gone.
     ``optimizer`` is the one that trains the model, or a list of all that do. ``config`` may be a :class:`pcn.Budget`,
-    and ``params`` is short for one of trainable parameters; ``ema`` is an averaged copy that follows; ``recalibrate``
-    measures batch norm's running statistics anew, the copy's too; ``strict`` refuses optimizers whose state is lost,
-    and parameters that none of them holds. ``log`` is a logger (:func:`pcn.switching.log_dimensions`) that is told the
-    effective dimension of every layer after every epoch up to the switch. With ``fade``, what the cut takes away fades
-    over so many steps first, and :meth:`after_step` is called after every one of them; channels that are dropped cannot
-    fade, nor can layers with neither a bias nor a batch norm behind them that trains.
-    ``group`` are the processes that train together, by default those of a model in DistributedDataParallel: all of
-    them make the same calls, each with its own batches. ``measured`` are costs that :func:`pcn.measure_costs` found:
-    a budget of time or memory that cannot be met is then refused at once, and with a batch as ``example`` one of
-    operations is, which would show at the switch. ``analysis`` are further arguments of
+    and ``params``, ``flops``, ``step_ms``, ``memory_mib`` and ``stored`` are short for one; ``ema`` is an averaged copy
+    that follows; ``recalibrate`` measures batch norm's running statistics anew, the copy's too; ``strict`` refuses
+    optimizers whose state is lost, and parameters that none of them holds. ``log`` is a logger
+    (:func:`pcn.switching.log_dimensions`) that is told the effective dimension of every layer after every epoch up to
+    the switch. With ``fade``, what the cut takes away fades over so many steps first, and :meth:`after_step` is called
+    after every one of them; channels that are dropped cannot fade, nor can layers with neither a bias nor a batch norm
+    behind them that trains. ``group`` are the processes that train together, by default those of a model in
+    DistributedDataParallel: all of them make the same calls, each with its own batches. ``measured`` are costs that
+    :func:`pcn.measure_costs` found: a budget of time or memory that cannot be met is then refused at once, and with a
+    batch as ``example`` one of operations is, which would show at the switch. ``analysis`` are further arguments of
     :func:`pcn.analyze`, whose mode is ``"batch"`` within a budget: what counts is what training sees. What the plan was
     made from may take more memory than a step does; it stays in ``statistics`` with ``keep_statistics`` alone.
 
@@ -89,7 +90,11 @@ class Switch:
     optimizer: Optimizers
     config: PCNConfig | Budget | None = None
     at: int | SwitchRule = 1
-    params: int | float | str | None = None
+    params: Limit = None
+    flops: Limit = None
+    step_ms: Limit = None
+    memory_mib: Limit = None
+    stored: Limit = None
     ema: nn.Module | None = None
     forward: Forward | None = None
     strict: bool = False
@@ -113,7 +118,7 @@ class Switch:
         as_optimizers(self.optimizer)  # what is none shows now
         check_analysis(self.analysis)
         check_flags(self, "strict", "recalibrate", "keep_statistics")
-        self._wish = as_budget(self.config, params=self.params) or self.config or PCNConfig()
+        self._wish = as_budget(self.config, **self._limits) or self.config or PCNConfig()
         if isinstance(self._wish, Budget):
             self._wish = self._wish.trained_by(self.optimizer)
         check_fade(self.fade, self._wish)
@@ -145,8 +150,13 @@ class Switch:
         optimizers = " and ".join(type(each).__name__ for each in as_optimizers(self.optimizer)) or "no optimizer"
         parts = [type(self.model).__name__, optimizers]
         parts += [repr(self.config)] if self.config is not None else []
-        parts += [f"params={self.params}"] if self.params is not None else []
+        parts += [f"{name}={value}" for name, value in self._limits.items() if value is not None]
         return f"Switch({', '.join(parts)}, {f'at={self._rule}' if self.plan is None else 'switched'})"
+
+    @property
+    def _limits(self) -> dict[str, Limit]:
+        """The budget that is given by its numbers."""
+        return {name: getattr(self, name) for name in UNITS}
 
     def after_epoch(
         self, epoch: int, batches: Batches, *, accuracy: float | None = None, statistics: Statistics | None = None
