@@ -39,7 +39,8 @@ def compress_(
     ``params``, ``flops``, ``step_ms``, ``memory_mib`` and ``stored`` are a budget (:class:`pcn.Budget`, which can be
     given whole in place of the configuration): ranks are then chosen to fit it, and in a model that stands in train
     mode batch norm counts as it does there, unless ``mode`` says otherwise (see :func:`pcn.analyze`). The optimizer,
-    when given, goes on with the new parameters; where several train the model, give a list of all. ``ema`` and
+    when given, goes on with the new parameters; where several train the model, give a list of all. One that is there
+    and not given would train nothing any more, which is warned of where parameters have gradients. ``ema`` and
     ``strict`` are those of :meth:`Plan.apply_`.
 
     >>> import torch

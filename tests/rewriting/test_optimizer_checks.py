@@ -48,6 +48,40 @@ def test_what_no_optimizer_holds_is_named_in_a_warning_that_points_here() -> Non
         assert [each.filename for each in told] == [__file__]
 
 
+@pytest.mark.parametrize("way", ["compress_", "apply_", "Switch"])
+def test_an_optimizer_that_was_forgotten_is_told_of(way: str) -> None:
+    """It would train nothing but the layers that stay, with a loss that falls all the same."""
+
+    def change(model: nn.Module) -> None:
+        if way == "compress_":
+            pcn.compress_(model, [vectors()], SMALL)
+        elif way == "apply_":
+            stats = pcn.analyze(model, [vectors()])
+            pcn.make_plan(model, stats, SMALL).apply_(model, stats)
+        else:
+            switch_(model, None)
+
+    model = Mlp()
+    optimizer = SGD(model.parameters(), 0.1)
+    step(model, vectors(), optimizer)
+    with pytest.warns(UserWarning, match=r"given, and the SGD that holds 'fc1.weight'.* and 3 more goes on") as told:
+        change(model)
+    assert [each.filename for each in told] == [__file__]
+
+
+def test_an_optimizer_that_is_gone_or_of_another_model_was_not_forgotten() -> None:
+    model, other = Mlp(), Mlp()
+    optimizer = SGD(other.parameters(), 0.1)
+    optimizer.itself = optimizer  # as with a scheduler: gone only when somebody clears up
+    step(other, vectors(), optimizer)
+    step(model, vectors(), SGD(model.parameters(), 0.1))
+    pcn.compress_(model, [vectors()], SMALL)
+    step(model, vectors())
+    pcn.fold_(model)  # to give the model away
+    del optimizer
+    pcn.compress_(other, [vectors()], SMALL)
+
+
 def test_a_reset_is_told_at_the_users_line_too() -> None:
     model = Mlp()
     optimizer = torch.optim.RMSprop(model.parameters())

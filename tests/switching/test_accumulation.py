@@ -28,23 +28,22 @@ def test_half_before_and_half_after_is_the_whole_in_the_new_coordinates(
 ) -> None:
     torch.manual_seed(0)
     model = MODELS[kind]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if with_optimizer else None
     (loss_of(model, batch(kind, 0)) / 2).backward()
     parent = copy.deepcopy(model)
     config = CONFIG if order is None else dropping(order)
-    given = optimizer if with_optimizer else None
-    plan = pcn.Switch(model, given, config).now([batch(kind, 9, 64)[0]])
+    plan = pcn.Switch(model, optimizer, config).now([batch(kind, 9, 64)[0]])
     first = NewCoordinates(kind, plan, model).gradients(parent, batch(kind, 0))
     second = dict(model.named_parameters())
     second = dict(zip(second, torch.autograd.grad(loss_of(model, batch(kind, 1)), list(second.values())), strict=True))
     (loss_of(model, batch(kind, 1)) / 2).backward()
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    if with_optimizer:
+    if optimizer:
         optimizer.step()
     for name, parameter in model.named_parameters():
         mean = (first[name] + second[name]) / 2
         torch.testing.assert_close(parameter.grad, mean, rtol=1e-10, atol=1e-14)
-        expected = weights[name] - 0.1 * mean if with_optimizer else weights[name]
+        expected = weights[name] - 0.1 * mean if optimizer else weights[name]
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-10, atol=1e-14)
 
 

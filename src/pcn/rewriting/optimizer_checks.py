@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 from torch import nn
@@ -82,6 +83,33 @@ def check_holds(
     after = members_after(optimizers, replaced)
     for optimizer in optimizers:
         first_state(optimizer, after)
+
+
+def warn_of_forgotten(optimizers: Sequence[Optimizer], replaced: Sequence[Replaced], model: nn.Module) -> None:
+    """Warn where none is given although there is one, which would train what nothing reads any more.
+
+    Gradients say that the model is in training; without them nothing is looked for, as that takes a tenth of a second.
+    """
+    leaving = [change.old for change in replaced]
+    if optimizers or all(parameter.grad is None for parameter in leaving):
+        return
+    if _living(leaving):
+        gc.collect()  # what only refers to itself, as with a scheduler, is as good as gone
+    if forgotten := _living(leaving):
+        kinds = " and ".join(sorted({type(each).__name__ for each in forgotten}))
+        held = held_by(forgotten)
+        trained = [parameter for parameter in leaving if id(parameter) in held]
+        warn(
+            f"no optimizer was given, and the {kinds} that holds {_named(trained, model)} goes on with parameters that "
+            "nothing reads any more: give it, as in optimizer=..., or make a new one afterwards and let go of this one"
+        )
+
+
+def _living(parameters: Sequence[nn.Parameter]) -> list[Optimizer]:
+    """The optimizers that anybody has and that hold one of these."""
+    ids = {id(parameter) for parameter in parameters}
+    every = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]  # isinstance would ask proxies
+    return [each for each in every if hasattr(each, "param_groups") and not ids.isdisjoint(held_by([each]))]
 
 
 def _any_change(layer: nn.Module) -> Replaced:

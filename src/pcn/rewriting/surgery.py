@@ -21,7 +21,7 @@ from pcn.rewriting.bases import Bases
 from pcn.rewriting.early_state import loaded_early
 from pcn.rewriting.edit import Edit, Swap, reshaping, transforming
 from pcn.rewriting.optimizer import follow_
-from pcn.rewriting.optimizer_checks import check_holds, check_optimizers
+from pcn.rewriting.optimizer_checks import check_holds, check_optimizers, warn_of_forgotten
 from pcn.rewriting.replaced import check_hooks, hand_over_
 from pcn.running.example import Example
 from pcn.running.failures import without_gradients
@@ -58,6 +58,8 @@ def apply_plan_(
         check_hooks(edit.replaced)
     check_optimizers(optimizers, edits[0].replaced, strict=strict, quiet=quiet)
     check_holds(optimizers, edits[0].replaced, base, strict=strict, quiet=quiet)
+    if not quiet:
+        warn_of_forgotten(optimizers, edits[0].replaced, base)
     with ExitStack() as undo:
         for module, edit in zip(copies, edits, strict=True):
             undo.callback(commit_(module, edit, plan))
