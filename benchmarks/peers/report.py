@@ -63,6 +63,8 @@ def final_table(results: Results, parent: str, target: int, epochs: int) -> str:
     head += [f"minus {INSTEAD} (95%)", f"{OURS} minus it (95%)", "seconds", "kJ", "peak MiB"]
     rows = [_row(method, found) for method in ranked]
     title = f"**{parent}, {target:,} trainable parameters, {epochs} epochs** ({results.machine()})"
+    filled = [place for place, _ in enumerate(head) if any(row[place] for row in rows)]  # what nothing is known of goes
+    head, *rows = ([row[place] for place in filled] for row in (head, *rows))
     return f"{title}\n\n{markdown(head, rows)}"
 
 

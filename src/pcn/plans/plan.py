@@ -132,7 +132,8 @@ class Plan:
     def suggest_widths(self, graph: ChannelGraph, *, step: int = 8) -> dict[str, int]:
         """Output channels, by layer, for a plain, narrower network of about the same size.
 
-        ``graph`` is that of the model before the plan was applied (:func:`pcn.trace`). The numbers are multiples of ``step`` where layers are wide enough and the size can be met so.
+        ``graph`` is that of the model before the plan was applied (:func:`pcn.trace`). The numbers are multiples of
+        ``step`` where layers are wide enough and the size can be met so.
         """
         from pcn.planner.widths import suggest_widths
 
