@@ -21,6 +21,7 @@ from typing import Any
 from torch.distributed import ProcessGroup
 
 import pcn
+from pcn.planner.units import UNITS
 from pcn.training import Settings
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -90,7 +91,7 @@ BESIDE = {
     ("LayerRule", "rank"): "how many directions these layers read their input in; None: as it is",
     ("LayerRule", "keep_outputs"): "how many of their outputs they keep; None: all",
     ("LayerRule", "order"): "None: that of the configuration",
-    ("Switch", "params"): "short for `config=Budget(params=...)`",
+    **{("Switch", unit): f"short for `config=Budget({unit}=...)`" for unit in UNITS},
     ("Switch", "fade"): "steps over which what the cut takes away fades first; needs `after_step` after each of them, "
     "and neither `keep_outputs`, `drop_channels` nor `keep_dropped`",
     ("Budget", "params"): 'trained parameters: a number (1 is one), or a fraction of now (1.0 and `"100%"` are all)',
