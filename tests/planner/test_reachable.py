@@ -309,3 +309,21 @@ def test_what_a_budget_takes_nothing_from_is_named() -> None:
     with pytest.raises(pcn.ConfigError, match=r"; 0, 3: every tap is trained, as it read little") as refused:
         pcn.compress_(network(), [torch.zeros_like(BATCH)], pcn.Budget(params=0.03, step=1))
     assert "it takes nothing from" not in str(refused.value)
+
+
+class Tied(nn.Module):
+    """A language model whose head is its embedding, which is most of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.body, self.head = nn.Embedding(64, 16), nn.Linear(16, 16), nn.Linear(16, 64, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.embedding(x)).relu())
+
+
+def test_what_a_budget_takes_nothing_from_counts_tied_weights_once() -> None:
+    with pytest.raises(pcn.ConfigError, match=r"nothing from 'embedding' \(1,024 parameters: Emb") as refused:
+        pcn.Switch(Tied(), None, params=0.3)
+    assert str(refused.value).count("1,024 parameters") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ def unmoved(model: nn.Module, plan: Plan, budget: Budget, changing: Container[st
 
     ``changing`` are the layers whose sizes the budget chooses. Frozen weights are no part of it: they do not count.
     """
-    trained = {name: _trained(module) for name, module in model.named_modules()}
+    trained = _trained(model)
     reasons = {name: layer.reason for name, layer in plan.layers.items()} | plan.left_alone
     large = [
         name
@@ -41,5 +42,9 @@ def _why(name: str, reasons: dict[str, str | None], budget: Budget) -> str:
     return reasons.get(name) or "it is no layer that changes"
 
 
-def _trained(module: nn.Module) -> int:
-    return sum(each.numel() for each in module.parameters(recurse=False) if each.requires_grad)
+def _trained(model: nn.Module) -> Counter[str]:
+    """How many parameters each module trains itself; one that several share counts once, for the first of them."""
+    trained: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        trained[name.rpartition(".")[0]] += parameter.numel() if parameter.requires_grad else 0
+    return trained
