@@ -272,24 +272,28 @@ def test_measurements_of_another_kind_are_refused() -> None:
         pcn.make_plan(model, blind, pcn.Budget(memory_mib=0.9))
 
 
-def step_s(model: nn.Module, x: Tensor) -> float:
-    times = []
-    for _ in range(7):
-        began = time.perf_counter()
-        model(x).sum().backward()
-        times.append(time.perf_counter() - began)
-    return min(times)
+def step_s(models: tuple[nn.Module, ...], x: Tensor) -> list[float]:
+    """The fastest step of each, by turns: what else the machine does then meets all of them."""
+    times: list[list[float]] = [[] for _ in models]
+    for _ in range(20):
+        for model, found in zip(models, times, strict=True):
+            began = time.perf_counter()
+            model(x).sum().backward()
+            found.append(time.perf_counter() - began)
+    return [min(found) for found in times]
 
 
+@pytest.mark.slow  # on a machine that does something else beside it, clocks say little
 def test_half_the_time_is_really_faster() -> None:
     torch.manual_seed(0)
     sizes = [64, *[768] * 4, 10]
     layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
     model, x = nn.Sequential(*layers[:-1]), torch.randn(256, 64)
-    before = step_s(model, x)
+    parent = copy.deepcopy(model)
     plan = pcn.compress_(model, [x], step_ms=0.5)
     assert plan.transformed
-    assert step_s(model, x) < 0.8 * before
+    before, after = step_s((parent, model), x)
+    assert after < 0.8 * before
 
 
 def dense() -> tuple[nn.Module, Tensor]:

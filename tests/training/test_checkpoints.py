@@ -151,3 +151,15 @@ def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot make the run's folder"):
         RunFolder(tmp_path / "file" / "run", Settings())
+
+
+def test_a_folder_that_cannot_be_written_into_says_so(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(CheckpointError, match=r"cannot write into the run's folder .*: Is a directory; mend that"):
+        RunFolder(tmp_path, Settings())
+
+
+def test_room_is_asked_for_only_where_it_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(CheckpointError, match=r"cannot write .*: File exists; mend that and start the same command"):
+        Checkpoints(tmp_path / "checkpoints").write(1, {"step": 1})

@@ -120,7 +120,7 @@ class CallbackSwitch:
 
 
 def _number(metric: str, value: Any) -> float:
-    """A metric as Python's own number: a NumPy one would make a checkpoint that is not read without its pickle."""
+    """A metric as Python's own number: a checkpoint with NumPy's is not read as plain values."""
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:

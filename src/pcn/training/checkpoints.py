@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 from pathlib import Path
@@ -13,6 +14,7 @@ from pcn.errors import CheckpointError
 from pcn.whole_files import write_whole
 
 KEPT = 2  # the newest, and the one before it in case the newest is damaged later
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what is mended by making room
 DAMAGED = ".damaged"  # ends the names of files that were set aside
 
 
@@ -33,11 +35,7 @@ class Checkpoints:
             write_whole(path, data)
         except OSError as error:
             last = self._files()[-1:]
-            raise CheckpointError(
-                f"cannot write {path}: {error.strerror or error}; "
-                + (f"{last[0].name} is whole: " if last else "")
-                + "make room and start the same command again to go on"
-            ) from error
+            raise unwritten(path, error, f"{last[0].name} is whole: " if last else "") from error
         for old in self._files()[:-KEPT]:
             old.unlink()
         return path
@@ -73,3 +71,11 @@ def _set_aside(damaged: list[Path]) -> None:
 
 def _checksum(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
+
+
+def unwritten(path: Path, error: OSError, left: str = "") -> CheckpointError:
+    """What to do about a file that could not be written; ``left`` says what is there all the same."""
+    remedy = "make room" if error.errno in NO_ROOM else "mend that"
+    return CheckpointError(
+        f"cannot write {path}: {error.strerror or error}; {left}{remedy} and start the same command again to go on"
+    )

@@ -17,7 +17,7 @@ from pcn.planner.measured import Measured
 from pcn.plans.plan import Plan, get_plan
 from pcn.saving.model_folder import WEIGHTS_FILE, save
 from pcn.saving.weights import tensors_to_save
-from pcn.training.checkpoints import Checkpoints
+from pcn.training.checkpoints import Checkpoints, unwritten
 from pcn.training.settings import Settings
 from pcn.whole_files import write_whole
 
@@ -72,7 +72,7 @@ class RunFolder:
             with (self.path / METRICS).open("a") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
-            raise _unwritten(self.path / METRICS, error) from error
+            raise unwritten(self.path / METRICS, error) from error
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines; one that was cut off when a process was killed is left out."""
@@ -153,7 +153,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     try:
         write_whole(path, data)
     except OSError as error:
-        raise _unwritten(path, error) from error
+        raise unwritten(path, error) from error
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:
@@ -163,12 +163,6 @@ def _read(path: Path, parse: Callable[[str], Any]) -> Any:
         raise CheckpointError(
             f"{path} is damaged ({error}): remove it, and start the same command again to have it written anew"
         ) from error
-
-
-def _unwritten(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(
-        f"cannot write {path}: {error.strerror or error}; make room and start the same command again to go on"
-    )
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
@@ -185,7 +179,12 @@ def _locked(path: Path) -> TextIO | None:
         import fcntl
     except ImportError:  # Windows
         return None
-    file = path.open("w")
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write into the run's folder {path.parent}: {error.strerror or error}; mend that, or choose another"
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(file.fileno()).st_nlink == 0:
