@@ -148,7 +148,7 @@ def test_compiled_code_follows_what_is_put_in_place(form: Any, name: str) -> Non
 
 @forms
 def test_compiled_code_makes_no_copy_of_what_is_frozen(form: Any) -> None:
-    """A copy in another layout, at every step: as large as what it is made of, and there for the way back."""
+    """A copy in another layout, at every step: as large as what it is made of, and kept for the backward pass."""
     model, twin, batch = fused(form)
     expansion = model[2].use.expansion
     if expansion is None:

@@ -1,4 +1,4 @@
-"""What a compiled model keeps from its way forward for its way back."""
+"""What a compiled model keeps from its forward pass for its backward pass."""
 
 from __future__ import annotations
 

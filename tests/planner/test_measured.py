@@ -153,7 +153,7 @@ def test_what_several_layers_keep_is_counted_once_and_belongs_to_none() -> None:
 
 
 class Inside(nn.Module):
-    """Layers that run as they are, without gradients, or are run again on the way back."""
+    """Layers that run as they are, without gradients, or are run again in the backward pass."""
 
     def __init__(self, way: str) -> None:
         super().__init__()

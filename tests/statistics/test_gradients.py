@@ -108,7 +108,7 @@ def test_the_inputs_are_measured_as_without_and_nothing_is_left_behind() -> None
 
 
 class Checkpointed(Mlp):
-    """Calls its layers again on the way back."""
+    """Calls its layers again in the backward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)

@@ -14,7 +14,7 @@ from switching.loop import CONFIG, convolutional, dense, gradients, images, step
 
 
 class Checkpointed(nn.Module):
-    """The body's activations are computed again on the way back, all but the last layer's."""
+    """The body's activations are computed again in the backward pass, all but the last layer's."""
 
     def __init__(self, body: nn.Sequential, use_reentrant: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What autograd keeps for the way back, storage by storage, and which layer asked for it."""
+"""What autograd keeps for the backward pass, storage by storage, and which layer asked for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a step forward and back takes on this device."""
+"""How long a training step, forward and backward, takes on this device."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def shown(amount: float, places: int = 1) -> str:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a step forward and back takes, or one layer's part of it: whole nanoseconds and bytes, which add up exactly.
+    """What a step (forward, backward) or a layer's part of it takes: whole nanoseconds and bytes, which add up exactly.
 
     >>> Usage(time_ns=5, weights_bytes=8) + Usage(time_ns=1, gradients_bytes=8)
     Usage(time_ns=6, weights_bytes=8, gradients_bytes=8, optimizer_bytes=0, activations_bytes=0)
@@ -34,7 +34,7 @@ class Usage:
     weights_bytes: int = 0  # parameters and buffers
     gradients_bytes: int = 0
     optimizer_bytes: int = 0  # its state
-    activations_bytes: int = 0  # what autograd keeps for the way back, parameters not counted again
+    activations_bytes: int = 0  # what autograd keeps for the backward pass, parameters not counted again
 
     @property
     def memory_bytes(self) -> int:

@@ -23,7 +23,7 @@ from pcn.nn import PCModule
 from pcn.running.example import Example
 from pcn.running.untouched import untouched
 
-KEPT_COUNTS = 0.25  # a power: for twice the memory until the way back, a form has to be 19% faster
+KEPT_COUNTS = 0.25  # a power: for twice the memory until the backward pass, a form has to be 19% faster
 
 
 def choose_forms(
@@ -31,10 +31,10 @@ def choose_forms(
 ) -> dict[str, Form]:
     """Time a training step of each layer in every form of ``among``, and return the best, by name.
 
-    That is the fastest, unless another keeps less for the way back and is hardly slower, or all layers together would
-    keep more than those of the parent did. Autocast counts as it is where this is called. Layers of the same sizes are
-    timed once, together with the batch norms around them, whose full width is written where others read it too; without
-    ``norms`` alone, and with stock code but for what is folded, as :func:`fuse_` has them.
+    That is the fastest, unless another keeps less for the backward pass and is hardly slower, or all layers together
+    would keep more than those of the parent did. Autocast counts as it is where this is called. Layers of the same
+    sizes are timed once, with the batch norms around them, whose full width is written where others read it too;
+    without ``norms`` alone, and with stock code but for what is folded, as :func:`fuse_` has them.
     """
     if not among or not set(among) <= set(FORMS):
         raise ConfigError(f"among={among!r}: give at least one of {', '.join(FORMS)}")
@@ -96,7 +96,7 @@ class _Place:
         return self.before is not None, self.after is not None, self.written, self.kept
 
     def keeps(self, form: Form) -> int:
-        """What is kept for the way back at every position: what the norm reads, the full width, a projection.
+        """What is kept for the backward pass at every position: what the norm reads, the full width, a projection.
 
         Of stock code nothing is known: what stands around a layer there keeps what it likes.
         """
@@ -144,7 +144,7 @@ class _Choice:
         return min(self.seconds, key=lambda form: self.seconds[form] * self.place.keeps(form) ** KEPT_COUNTS)
 
     def more(self, form: Form) -> int:
-        """How many numbers more than the parent's layer are kept for the way back."""
+        """How many numbers more than the parent's layer are kept for the backward pass."""
         return self.positions * (self.place.keeps(form) - self.place.keeps("folded"))
 
     def price(self, form: Form) -> float:
@@ -155,8 +155,8 @@ class _Choice:
 def _chosen(choices: Mapping[str, _Choice]) -> dict[str, Form]:
     """The best form of each, such that all together keep no more than the parent's layers, as far as folding helps.
 
-    There is to be room for one more gradient of the last layer's input, where the way back begins and all is kept: a
-    compiler writes it over what it is made of, our passes do not.
+    There is to be room for one more gradient of the last layer's input, where the backward pass begins and all is kept:
+    a compiler writes it over what it is made of, our passes do not.
     """
     forms = {name: choice.best for name, choice in choices.items()}
     *_, last = choices.values() or [None]
@@ -177,6 +177,6 @@ def _seconds(place: _Place, like: Tensor, among: Sequence[Form]) -> dict[Form, f
 
 
 def time_s(part: nn.Module, x: Tensor) -> float:
-    """The shortest of a few steps forward and back."""
+    """The shortest of a few steps, forward and backward."""
     x = x.detach().requires_grad_()
     return step_ns(lambda: part(x), [x, *part.parameters()], x.device) / 1e9

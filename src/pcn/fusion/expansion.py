@@ -20,7 +20,7 @@ class Expansion:
 
     It is a matrix (patterns, taps * directions or channels) whose rows have a ``shape``, (*kernel, directions or
     channels): a tensor of four dimensions is an image to the compiler, which copies it into another layout at every
-    step, forth and back.
+    step, forward and backward.
 
     It is in the dtype in which the layer multiplied when it was fused. Where that has changed, or one of the tensors
     that it is made of, the layer works its kernel out as it does by itself.

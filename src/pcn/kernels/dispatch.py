@@ -14,7 +14,7 @@ from torch import Tensor
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Directions of a basis by which a gradient is multiplied once, and written, not in both passes back.
+# Directions of a basis by which a gradient is multiplied once, and written, not in both backward passes.
 WRITTEN_FROM = 256
 KERNELS = True  # set to False, plain PyTorch runs everywhere
 

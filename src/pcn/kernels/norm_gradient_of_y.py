@@ -1,4 +1,4 @@
-"""What both passes back share: the gradient of y worked out again from that of its projection, and their launches."""
+"""What both backward passes share: the gradient of y recomputed from that of its projection, and their launches."""
 
 # A kernel's arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"

@@ -1,4 +1,4 @@
-"""The second pass back: the gradient of the rows, from that of y and the sums over all of them."""
+"""The second backward pass: the gradient of the rows, from that of y and the sums over all of them."""
 
 # A kernel's arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"

@@ -1,4 +1,4 @@
-"""The first pass back: sums over rows of what batch norm's gradient needs, and the gradient behind ReLU if wanted."""
+"""The first backward pass: sums over rows that batch norm's gradient needs, and the gradient behind ReLU if wanted."""
 
 # A kernel's arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"

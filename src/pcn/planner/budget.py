@@ -24,9 +24,9 @@ class Budget:
     A float up to 1.0 is a fraction and any other number an amount, so 1.0 is all that it takes now, and 1 is one. Text
     says which: "30%" is a fraction; "0.3 ms" and "0.5 MiB" are amounts, which may be below 1. ``params`` counts trained
     parameters, ``flops`` the operations per sample in matrix products and convolutions; ``step_ms`` is the time of a
-    training step, forward and back, measured on the model's device, and ``memory_mib`` what it holds: weights,
-    gradients, the optimizer's state, and activations for the way back; ``stored`` counts all numbers that are kept when
-    the model is saved, bases and running statistics too. Which layers may change, and all options, come
+    training step, forward and backward, measured on the model's device, and ``memory_mib`` what it holds: weights,
+    gradients, the optimizer's state, and activations for the backward pass; ``stored`` counts all numbers that are kept
+    when the model is saved, bases and running statistics too. Which layers may change, and all options, come
     from ``config``; layers for which it has a rule keep to that. ``worth`` and ``patterns`` are chosen by the limits
     where they are None: see :meth:`settled`.
 

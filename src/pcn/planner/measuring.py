@@ -29,7 +29,7 @@ ONE_BATCH = "give one batch, and forward=lambda model, batch: ... where the mode
 def measure_costs(
     model: nn.Module, batch: Any, budget: Budget | None = None, *, forward: Forward | None = None, times: bool = True
 ) -> Measured:
-    """Measure what a training step takes on the model's device, forward and back, as a whole and layer by layer.
+    """Measure what a training step takes on the model's device, forward and backward, as a whole and layer by layer.
 
     The batch reaches the model by the rules of :func:`pcn.analyze`; autocast counts as it is where this is called.
     The ``budget`` says in which steps of rank, for which optimizer and how many samples; without ``times`` only memory

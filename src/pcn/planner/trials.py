@@ -66,7 +66,7 @@ class Trials:
                 if form is None:
                     whole += Usage(time_ns=trial.usage.time_ns)
                 else:
-                    # Without gradients, or where all is computed again on the way back, no form keeps anything.
+                    # Without gradients, or where all is recomputed in the backward pass, no form keeps anything.
                     spent = trial.usage + own if keeps else replace(trial.usage, activations_bytes=0)
                     again = replace(spent, weights_bytes=0, gradients_bytes=0, optimizer_bytes=0)
                     tried[form] = tried[form] + again if number else spent

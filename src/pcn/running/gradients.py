@@ -99,7 +99,7 @@ class Reads:
         self._check_differentiated()
         edges = [edge for _, _, edge in self._read if edge is not None]
         each = torch.full_like(loss, self.samples)  # the loss is a mean: each sample has its share of it
-        # A model with checkpoints runs again on the way back, and must do then what it did before.
+        # A model with checkpoints runs again in the backward pass, and must do then what it did before.
         with changed_inputs(self._model, dict.fromkeys(self._layers, _differentiable)):
             found = iter(torch.autograd.grad(loss, edges, each, allow_unused=True))
         for name, x, edge in self._read:

@@ -31,7 +31,7 @@ class Passes:
     ranks: Ranks
 
     def collect_(self, collector: Collector, loss: Loss | None = None) -> Example | None:
-        """Go over the batches once, forth and, for a loss, back; returns the first batch with a sample, if
+        """Go over the batches once, forward and, for a loss, backward; returns the first batch with a sample, if
         this process has one, or the first.
         """
         example = self.ranks.together(lambda: self._alone(collector, loss))
@@ -78,6 +78,6 @@ class Passes:
         reads = Reads(self.model, collector.differentiable, samples)
         with collector.watching(), reads.watching():
             value = loss(self.model, fresh_copy(batch))
-        # The collector does not watch the way back, where a model with checkpoints calls its layers again.
+        # The collector does not watch the backward pass, where a model with checkpoints calls its layers again.
         for name, _, gradient in reads.gradients(value):
             collector.take_gradient(name, gradient)
