@@ -41,6 +41,33 @@ def test_a_larger_budget_buys_more_and_the_whole_budget_changes_nothing() -> Non
     assert sizes[-1] == count(network()).trainable
 
 
+class Words(nn.Module):
+    """Most of it is a table that nothing is taken from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(100, 32), nn.LayerNorm(32)
+        self.layers = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.layers(self.norm(self.table(words)))
+
+
+@pytest.mark.parametrize("drop_channels", [False, True])
+@pytest.mark.parametrize("build", [ConvNet, Words])
+def test_a_plan_says_what_becomes_of_the_whole_model(build: type[nn.Module], drop_channels: bool) -> None:
+    torch.manual_seed(0)
+    model = build()
+    batch = torch.randint(100, (64, 5)) if build is Words else torch.randn(64, 3, 8, 8)
+    before, stats = count(model).trainable, pcn.analyze(model, [batch])
+    plan = pcn.make_plan(model, stats, pcn.Budget(0.8, step=2, drop_channels=drop_channels))
+    plan.apply_(model, stats)
+    assert plan.transformed
+    assert plan.whole == (before, count(model).trainable)
+    assert f"{before:,} -> {plan.whole[1]:,} trainable in the whole model ({plan.whole[1] / before:.1%})" in str(plan)
+    assert pcn.Plan.from_json(plan.to_json()) == plan
+
+
 def test_a_score_is_the_share_of_a_linear_layers_output_variance() -> None:
     model = network().double()
     features = torch.randn(200, 3, 8, 8, dtype=torch.double)

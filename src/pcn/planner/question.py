@@ -143,7 +143,7 @@ class Question:
         for layer in self.plan.layers.values():
             if layer.name not in self.names and layer.changed:
                 others = added(taken_off(others, self.prices.before(layer)), self.prices.after(layer))
-        others = taken_off(others, {**dict.fromkeys(others, 0), **_cut_elsewhere(self.model, self.plan, others)})
+        others = taken_off(others, {**dict.fromkeys(others, 0), **cut_elsewhere(self.model, self.plan, others)})
         sure = replace(self.budget, patterns=False) if self.untold else self.budget  # what is advised can be had
         steps = Steps.of(sure, self.layers, self.prices, others)
         kept = unmoved(self.model, self.plan, self.budget, self.names) + self._taps()
@@ -229,7 +229,7 @@ def _ruled(
     return plan_outputs(plan, model, stats, config, requests, graph, example)
 
 
-def _cut_elsewhere(model: nn.Module, plan: Plan, units: Container[str]) -> Costs:
+def cut_elsewhere(model: nn.Module, plan: Plan, units: Container[str]) -> Costs:
     """What goes with dropped channels but belongs to no layer of the plan: parameters and statistics of norms, say."""
     gone = {"params": 0, "stored": 0}
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):

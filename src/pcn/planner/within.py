@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from pcn.config import LayerRule, PCNConfig
+from pcn.costs.count import count
 from pcn.errors import ConfigError, TraceError
 from pcn.graph import ChannelGraph, trace
 from pcn.layers import unwrap
@@ -18,7 +19,7 @@ from pcn.planner.channels import Answer, with_channels
 from pcn.planner.explained import MANY_TAPS, NO_BATCH, SILENT, nothing_on_offer, with_next_step, with_outputs
 from pcn.planner.measured import Measured
 from pcn.planner.measuring import measure_costs
-from pcn.planner.question import Question
+from pcn.planner.question import Question, cut_elsewhere
 from pcn.planner.reachable import check_reachable, traced
 from pcn.planner.tap_shares import tap_directions, with_many_taps
 from pcn.planner.unspent import unspent
@@ -104,7 +105,15 @@ def plan_within(
     explained |= {name: explained[name].with_note(why) for name, why in changed.items()}
     usage = None if measured is None else measured.expected(plan)
     layers = {name: with_outputs(layer, answer) for name, layer in {**plan.layers, **explained}.items()}
-    return replace(plan, layers=layers, usage=usage, unspent=answer.unspent)
+    plan = replace(plan, layers=layers, usage=usage, unspent=answer.unspent)
+    return replace(plan, whole=_whole(question.model, plan))
+
+
+def _whole(model: nn.Module, plan: Plan) -> tuple[int, int]:
+    """The trainable parameters of the whole model before and after a plan."""
+    before = count(model).trainable
+    elsewhere = before - plan.trainable_before - cut_elsewhere(model, plan, ("params",))["params"]
+    return before, elsewhere + plan.trainable_after
 
 
 def _settled(

@@ -32,8 +32,9 @@ def dumps(plan: Plan) -> str:
     forms = {"forms": plan.forms} if plan.forms else {}
     usage = {} if plan.usage is None else {"usage": dataclasses.asdict(plan.usage)}
     unspent = {} if plan.unspent is None else {"unspent": plan.unspent}
+    whole = {} if plan.whole is None else {"whole": plan.whole}
     known = {"layers": layers, "slices": slices, "left_alone": plan.left_alone}
-    return json.dumps({**head, **known, **usage, **forms, **unspent})
+    return json.dumps({**head, **known, **usage, **forms, **unspent, **whole})
 
 
 def _without_defaults(layer: LayerPlan) -> dict[str, Any]:
@@ -55,14 +56,15 @@ def loads(text: str) -> Plan:
         found = reprlib.repr(data.get("version"))
         raise FileError(f"the plan has version {found}, this library reads {VERSION}; use the one that wrote it")
     required = {"format", "version", "layers", "slices", "left_alone"}
-    _check_keys(data, {*required, "usage", "forms", "unspent"}, "the plan", required)
+    _check_keys(data, {*required, "usage", "forms", "unspent", "whole"}, "the plan", required)
     layers = [_layer(_typed(item, dict, "a layer of the plan")) for item in _typed(data["layers"], list, "layers")]
     if len({layer.name for layer in layers}) != len(layers):
         raise FileError("the plan names a layer twice")
     named = {layer.name: layer for layer in layers}
     usage, forms = _usage(data.get("usage")), _forms(data.get("forms", {}), named)
     unspent = _typed(data["unspent"], str, "the plan's unspent") if "unspent" in data else None
-    plan = Plan(named, _slices(data["slices"]), _reasons(data["left_alone"]), usage, forms, unspent)
+    whole = _before_and_after(data["whole"]) if "whole" in data else None
+    plan = Plan(named, _slices(data["slices"]), _reasons(data["left_alone"]), usage, forms, unspent, whole)
     for layer in layers:
         _check_widths(layer, plan)
     return plan
@@ -173,6 +175,12 @@ def _usage(data: Any) -> Expected | None:
         if not all(type(amount) is int and amount >= 0 for amount in side.values()):
             raise FileError(f"{what} must be whole numbers from 0")
     return Expected(Usage(**data["before"]), Usage(**data["after"]))
+
+
+def _before_and_after(data: Any) -> tuple[int, int]:
+    if type(data) is not list or len(data) != 2 or not all(type(count) is int and count >= 0 for count in data):
+        raise FileError(f"the plan's whole: {reprlib.repr(data)} is not two whole numbers from 0")
+    return data[0], data[1]
 
 
 def _check_widths(layer: LayerPlan, plan: Plan) -> None:

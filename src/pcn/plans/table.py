@@ -33,6 +33,8 @@ def totals(plan: Plan) -> list[str]:
         _saved(plan.trainable_before, plan.trainable_after, "trainable in all linear and convolutional layers"),
         _saved(before, stored, f"stored in them, with bases{frozen} and means"),
     ]
+    if plan.whole is not None and plan.whole[0] != plan.trainable_before:  # a budget's share is of all that there is
+        lines.insert(0, _saved(*plan.whole, "trainable in the whole model"))
     known = [layer for layer in layers if layer.flops_before and layer.flops_after]
     if known:
         before, after = (sum(getattr(layer, side) for layer in known) for side in ("flops_before", "flops_after"))
