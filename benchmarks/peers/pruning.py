@@ -29,6 +29,7 @@ class TorchPruning(PeerSwitch):
     def cut_(self, batches: Batches) -> dict[str, Any]:
         example = next(iter(batches()))[:2]
         prune_(self.model, example, *pruning_for(self.model, example, self.target))
+        renew_(self.model)
         return {"shapes": {name: list(tensor.shape) for name, tensor in self.model.state_dict().items()}}
 
     def rebuild_(self, what: dict[str, Any]) -> None:
@@ -51,6 +52,17 @@ def prune_(model: nn.Module, example: Tensor, share: float, round_to: int | None
     pruner.step()
     model.train(training)
     model.zero_grad()
+
+
+def renew_(model: nn.Module) -> None:
+    """Put new parameters in the place of all, which the optimizer is made for after this.
+
+    The pruner's own backward graph lives on in cycles, and with it what adds up gradients of parameters that it left
+    alone, on the default stream: a CUDA graph of a step, which is recorded on another, may not use that.
+    """
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
 
 
 def pruning_for(model: nn.Module, example: Tensor, target: int) -> tuple[float, int | None]:

@@ -136,6 +136,20 @@ def test_pruning_meets_the_sizes_of_the_comparison(network: str, target: int) ->
     assert torch.equal(again.eval()(x), model.eval()(x))
 
 
+def test_parameters_of_a_pruned_network_are_new() -> None:
+    """What the pruner's own backward pass has left behind on another stream would break a CUDA graph of a step."""
+    from peers.pruning import renew_
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.BatchNorm2d(4))
+    model[1].bias.requires_grad_(False)
+    before = dict(model.named_parameters())
+    renew_(model)
+    for name, after in model.named_parameters():
+        assert after is not before[name]
+        assert torch.equal(after, before[name])
+        assert (after.stride(), after.requires_grad) == (before[name].stride(), before[name].requires_grad)
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from peers.pruning import prune_
 
