@@ -1,7 +1,7 @@
 """Compare principal component networks with other ways to a small network, on CIFAR-10.
 
     python benchmarks/peers.py --data DIR --together 6 --time-limit 1700       # on a GPU under NVIDIA's MPS
-    python benchmarks/peers.py --data DIR --solo                               # seconds, joules: runs one at a time
+    python benchmarks/peers.py --data DIR --solo --together 6                  # seconds, joules: each trains alone
     python benchmarks/peers.py --data DIR --methods narrow pcn-planner --sizes 1094154 --epochs 60 --list
 
 Every method gets the same grid of learning rates and weight decays, on the validation split; then runs with the same
@@ -67,7 +67,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--together", type=int, default=1, metavar="N", help="runs at once")
     parser.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS", help="for everything")
     parser.add_argument("--run-limit", type=float, default=7200, metavar="SECONDS", help="for one run")
-    parser.add_argument("--solo", action="store_true", help="time runs that have an accuracy, one by one")
+    parser.add_argument("--solo", action="store_true", help="time runs that have an accuracy, each alone on the GPU")
     parser.add_argument("--eager", action="store_true", help="do not compile the training step")
     parser.add_argument("--fused", action="store_true", help="fuse principal component networks, however short the run")
     parser.add_argument("--list", action="store_true", help="only say what is left to do, and what that waits for")

@@ -39,7 +39,7 @@ class Comparison:
             options.time_limit,
             lambda run: (run.parent, run.method),
             self.epochs_left,
-            1 if options.solo else options.together,
+            options.together,
         )
         self.to_do: set[Run] = set()
         self.stopped: set[Run] = set()  # by the deadline
@@ -74,7 +74,7 @@ class Comparison:
             left,
             self.work,
             self.finished,
-            together=1 if self.options.solo else self.options.together,
+            together=self.options.together,
             limit_s=self.options.run_limit,
             until=self.times.deadline,
             ready=self.ready,
@@ -177,6 +177,7 @@ class Comparison:
             make_switch=make_switch(run.method, run.target),
             keeps_plan=makes_plan(run) and not options.solo,  # others are built from the first
             solo=options.solo,
+            turns=options.work / "turns" if options.solo else None,
             whole_epochs=run.epochs,
             reads_test=run.point is None and record is None,  # of a run that is done again it was read before
             compiled=compiled,

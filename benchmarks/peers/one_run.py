@@ -29,6 +29,7 @@ from pcn.training.run_folder import METRICS, parse_metrics
 from pcn.training.state import take
 from pcn.training.step import training_dtype
 from pcn.whole_files import write_whole
+from peers.device_turns import Turn
 from peers.trainer import MakeSwitch, PeerTrainer, Unread
 from records import Record, commit_at_start, commits_of
 
@@ -68,8 +69,9 @@ class Job:
 
     ``trunk`` is a file with a parent's state that the run forks from, where it is there and was ``compiled`` or not as
     the run is; ``leaves`` are files to which the run writes such states, unless they are there, by the epochs that they
-    come after. A run that is measured ``solo`` does everything itself, compilation from an empty cache too.
-    Its ``settings`` may have fewer than the ``whole_epochs`` of a run, whose seconds and joules are worked out then.
+    come after. A run that is measured ``solo`` does everything itself, compilation from an empty cache too, and has the
+    device to itself, but for compilation, by the file of ``turns``. Its ``settings`` may have fewer than the
+    ``whole_epochs`` of a run, whose seconds and joules are worked out then.
     ``make_switch`` gives a trainer the switch of another method; a run that ``keeps_plan`` says what ours has planned.
     """
 
@@ -81,6 +83,7 @@ class Job:
     make_switch: MakeSwitch | None = None
     keeps_plan: bool = False
     solo: bool = False
+    turns: Path | None = None
     whole_epochs: int | None = None
     reads_test: bool = True
     compiled: bool = False
@@ -108,8 +111,9 @@ def run(job: Job) -> Record | None:
             after_event(job, trainer, seen)
 
         seen_data = data if job.reads_test else Unread(data)
-        how = {"world": here, "compiled": job.compiled, "fused": job.fused, "begun": commit}
-        trainer = PeerTrainer(job.settings, seen_data, folder, make_switch=job.make_switch, tell=tell, **how)
+        how = {"world": here, "compiled": job.compiled, "fused": job.fused, "begun": commit, "tell": tell}
+        turn = None if job.turns is None else Turn(job.turns)
+        trainer = PeerTrainer(job.settings, seen_data, folder, make_switch=job.make_switch, turn=turn, **how)
         fresh = not any((job.folder / "checkpoints").glob("*.pt"))
         forks = fresh and not job.solo and job.trunk is not None and trainer.switch is not None
         if forks and (state := read_trunk(job.trunk, job.compiled, here.device)) is not None:
@@ -229,13 +233,14 @@ def measured(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record])
 
 
 def whole_run(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record]) -> tuple[float, float | None]:
-    """Seconds and joules of a whole run, set-up and switch included: epochs not trained are as the last few on average.
+    """Seconds and joules of a whole run, switch included: epochs not trained are as the last few on average.
 
-    These are the network's that is compared, behind its switch or its first epoch.
+    These are the network's that is compared, behind its switch or its first epoch. Seconds are those of setting up as
+    well, joules are not: the device has little to do while a processor compiles, and others may have it.
     """
     missing = (job.whole_epochs or job.settings.epochs) - job.settings.epochs
     seconds = sum(result[name] or 0.0 for name in ("train_seconds", "setup_seconds", "switch_seconds"))
-    energy_j = plus(result["energy_j"], trainer.side_j)
+    energy_j = plus(result["energy_j"], trainer.switch_j)
     if missing == 0:
         return seconds, energy_j
     begin, end = (next(r for r in seen if r["event"] == "epoch" and r["epoch"] == epoch) for epoch in _timed(job))

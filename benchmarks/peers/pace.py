@@ -54,7 +54,7 @@ class Pace:
 def way(together: int, *, eager: bool, solo: bool = False) -> str:
     """What times depend on beside network and method, in words."""
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    return ", ".join([machine, "solo" if solo else f"{together} at once", *(["eager"] if eager else [])])
+    return ", ".join([machine, *(["solo"] if solo else []), f"{together} at once", *(["eager"] if eager else [])])
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ import torch
 from pcn.training import Data, Trainer
 from pcn.training.meter import Stopwatch, plus
 from pcn.training.step import Step
+from peers.device_turns import Turn
 
 MakeSwitch = Callable[[Trainer], Any]
 
@@ -37,23 +40,40 @@ class Laps(Stopwatch):
 
 
 class PeerTrainer(Trainer):
-    """A trainer with any method's switch, which also counts the joules of the switch and of setting up."""
+    """A trainer with any method's switch, which also counts the joules of the switch.
 
-    def __init__(self, *arguments: Any, make_switch: MakeSwitch | None = None, **keywords: Any) -> None:
-        self._make = make_switch
-        self.side_j: float | None = 0.0
+    With a ``turn`` it has the device to itself, but for when its step is compiled: then others may have it, and how
+    long it waits until it has it again is nobody's time.
+    """
+
+    def __init__(
+        self, *arguments: Any, make_switch: MakeSwitch | None = None, turn: Turn | None = None, **keywords: Any
+    ) -> None:
+        self._make, self._turn = make_switch, turn
+        self.switch_j: float | None = 0.0
         super().__init__(*arguments, **keywords)
         self.watch = Laps(self.device)
 
     def make_switch(self) -> Any:
         return super().make_switch() if self._make is None else self._make(self)
 
+    def run(self, deadline: float = math.inf) -> dict[str, Any] | None:
+        with self._turn or nullcontext():
+            self.watch.lap()  # which began when this was made
+            return super().run(deadline)
+
     def set_up(self, *batch: torch.Tensor) -> Step:
+        waited_s = 0.0 if self._turn is None else self._turn.waited_s
         step = super().set_up(*batch)
-        self.side_j = plus(self.side_j, self.watch.taken[-1][1])
+        if self._turn is not None:
+            self.progress.setup_seconds = plus(self.progress.setup_seconds, waited_s - self._turn.waited_s)
         return step
+
+    def make_step(self, *batch: torch.Tensor) -> Step:
+        with nullcontext() if self._turn is None else self._turn.given_up():
+            return super().make_step(*batch)
 
     def switched(self, plan: Any) -> None:
         begin = len(self.watch.taken)
         super().switched(plan)
-        self.side_j = plus(self.side_j, self.watch.taken[begin][1])
+        self.switch_j = plus(self.switch_j, self.watch.taken[begin][1])

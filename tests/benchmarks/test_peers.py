@@ -264,6 +264,58 @@ def test_a_solo_pass_trains_few_epochs_and_works_the_others_out(comparison: Any,
     assert (record["test_accuracy"], record["timed_epochs"]) == (50.0, timed)
 
 
+def test_one_has_the_device_while_others_compile(tmp_path: Path) -> None:
+    from threading import Thread
+
+    from peers.device_turns import Turn
+
+    ours, theirs, order = Turn(tmp_path / "turns"), Turn(tmp_path / "turns"), list[str]()
+
+    def other() -> None:
+        with theirs:
+            order.append("theirs begins")
+            time.sleep(0.2)
+            order.append("theirs ends")
+
+    with ours:
+        thread = Thread(target=other)
+        thread.start()
+        time.sleep(0.1)
+        order.append("ours gives up")
+        with ours.given_up():
+            thread.join()
+        order.append("ours again")
+    assert order == ["ours gives up", "theirs begins", "theirs ends", "ours again"]
+    assert theirs.waited_s >= 0.1 > ours.waited_s
+
+
+def test_what_a_solo_run_waits_for_others_is_not_its_time(comparison: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from threading import Event, Thread
+
+    from pcn.training import trainer
+    from peers.device_turns import Turn
+    from peers.one_run import run
+
+    do(comparison, "narrow")
+    comparison.options.solo = True
+    job, held_s, began = comparison.job(a_run("narrow")), 2.0, Event()
+
+    def hold() -> None:
+        with Turn(job.turns):
+            began.set()
+            time.sleep(held_s)
+
+    def step_beside_others(*arguments: Any, step_for: Any = trainer.step_for) -> Any:
+        Thread(target=hold).start()
+        assert began.wait(60)  # the device is free while a step is made
+        return step_for(*arguments)
+
+    monkeypatch.setattr(trainer, "step_for", step_beside_others)
+    start = time.perf_counter()
+    measured = run(job)
+    assert measured["train_seconds"] <= time.perf_counter() - start - held_s
+
+
 def test_times_of_a_whole_run_are_those_of_its_parts(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
@@ -274,7 +326,7 @@ def test_times_of_a_whole_run_are_those_of_its_parts(tmp_path: Path) -> None:
     ends = [10.0, 20.0, 23.0, 26.0, 29.0, 32.0, 35.0]  # ten seconds each before the switch, three after
     seen = [{"event": "epoch", "epoch": n, "train_seconds": t, "energy_j": 100 * t} for n, t in enumerate(ends, 1)]
     result = {"train_seconds": 35.0, "setup_seconds": 5.0, "switch_seconds": 2.0, "energy_j": 3500.0}
-    trainer: Any = SimpleNamespace(side_j=700.0)
+    trainer: Any = SimpleNamespace(switch_j=700.0)
     assert whole_run(job, trainer, result, seen) == pytest.approx((7 + 2 * 10 + 58 * 3, 700 + 100 * (2 * 10 + 58 * 3)))
     unknown = [{**record, "energy_j": None} for record in seen]
     assert whole_run(job, trainer, {**result, "energy_j": None}, unknown)[1] is None

@@ -45,8 +45,8 @@ def switch_for(run: Trainer) -> Switch | None:
     return switch
 
 
-def step_for(run: Trainer, inputs: Tensor, labels: Tensor) -> Step:
-    """A training step of the network as it is now, fused, compiled and captured where that was asked for."""
+def choose_forms_(run: Trainer, inputs: Tensor) -> None:
+    """Have weights lie as they are fastest, and principal component layers run so, where that is worth a look."""
     lay_out_(run)
     began = time.monotonic()
     # On a CPU a narrow product and then the layer is the fastest in any case.
@@ -55,6 +55,10 @@ def step_for(run: Trainer, inputs: Tensor, labels: Tensor) -> Step:
         run.log("fused", seconds=time.monotonic() - began, **done)
         if run.switch is not None and run.switch.plan is not None:  # so that a resumed run has the same forms
             run.switch.plan = get_plan(run.model)
+
+
+def step_for(run: Trainer, inputs: Tensor, labels: Tensor) -> Step:
+    """A training step of the network as it is now, compiled and captured where that was asked for."""
     return Step(
         run.wrapped,
         run.optimizer,

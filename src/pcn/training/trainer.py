@@ -24,7 +24,7 @@ from pcn.training.losses import Losses, check_finite
 from pcn.training.meter import StepMemory, Stopwatch, plus
 from pcn.training.offers import fading, offer_after_epoch, offer_after_step
 from pcn.training.optimizers import learning_rate, make_optimizer, set_learning_rate_
-from pcn.training.preparing import lay_out_, step_for, switch_for
+from pcn.training.preparing import choose_forms_, lay_out_, step_for, switch_for
 from pcn.training.progress import RunProgress
 from pcn.training.records import Record, epoch_record, result_record, switch_record, validation_accuracy
 from pcn.training.requests import build_model
@@ -188,15 +188,20 @@ class Trainer:
         offer_after_epoch(self, accuracy)
 
     def set_up(self, inputs: Tensor, labels: Tensor) -> Step:
-        """Make the training step, which is where compilation and capture take their time."""
+        """Choose how layers run and make the training step, which may take a minute."""
         self.count_time()
-        self.step = step_for(self, inputs, labels)
+        choose_forms_(self, inputs)
+        self.step = self.make_step(inputs, labels)
         self.memory.new_step(recorded=self.step.graph is not None)
         seconds, _ = self.watch.lap()
         self.progress.setup_seconds = plus(self.progress.setup_seconds, seconds)
-        if self.compiled or self.fused:  # which may take a minute
+        if self.compiled or self.fused:
             self.log("ready", seconds=seconds)
         return self.step
+
+    def make_step(self, inputs: Tensor, labels: Tensor) -> Step:
+        """Compile and capture, where a processor is busy and the device hardly; override it to let others have that."""
+        return step_for(self, inputs, labels)
 
     def switched(self, plan: Plan) -> None:
         """Go on with the network that the switch has made; everything set up for the old one goes."""
