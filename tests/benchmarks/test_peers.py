@@ -316,6 +316,16 @@ def test_what_a_solo_run_waits_for_others_is_not_its_time(comparison: Any, monke
     assert measured["train_seconds"] <= time.perf_counter() - start - held_s
 
 
+def test_runs_are_timed_side_by_side(comparison: Any) -> None:
+    runs = [a_run("narrow"), a_run("pcn-planner")]
+    for run in runs:
+        do(comparison, run.method)
+    comparison.options.solo, comparison.options.together = True, 2
+    assert comparison.left(runs) == runs
+    assert comparison.do(runs) is None
+    assert comparison.left(runs) == []
+
+
 def test_times_of_a_whole_run_are_those_of_its_parts(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
