@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pcn
+
 HERE = Path(__file__).parent
+LIBRARY = Path(pcn.__file__).parents[1]
 
 
 def torchrun(
@@ -15,7 +18,8 @@ def torchrun(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script of this folder in so many processes; its output is kept, and a hang is an error."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent), "PCN_TEST_DEVICE": device}
+    folders = os.pathsep.join([str(HERE.parent), str(LIBRARY)])  # which need not be installed
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": folders, "PCN_TEST_DEVICE": device}
     return subprocess.run(
         [*command, str(HERE / script), *arguments],
         env=environment,
