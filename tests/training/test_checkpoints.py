@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import pcn
 from pcn.errors import CheckpointError
 from pcn.training import RunFolder, Settings
 from pcn.training.checkpoints import Checkpoints
+from pcn.training.events import Events
 
 CPU = torch.device("cpu")
 
@@ -120,6 +122,40 @@ def test_metrics_on_a_full_disk_are_a_clear_error_and_the_lines_before_stay(tmp_
         assert folder.metrics() == [{"step": 1}]
 
 
+@pytest.mark.usefixtures("_full_disk")
+def test_events_on_a_full_disk_are_a_clear_error(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    events = Events(tmp_path / "events", 0)
+    many = {f"number {index}": 1.0 for index in range(200)}
+    with pytest.raises(CheckpointError, match=r"cannot write .*tfevents.*: .*; make room and start the same command"):
+        events.write({"event": "epoch", "step": 1, **many})
+
+
+@pytest.mark.usefixtures("_full_disk")
+@pytest.mark.parametrize("switched", [True, False])
+def test_a_model_that_finds_no_room_at_the_end_of_a_run_says_how_to_go_on(tmp_path: Path, switched: bool) -> None:
+    model = nn.Sequential(nn.Linear(100, 50), nn.ReLU(), nn.Linear(50, 10))
+    if switched:
+        pcn.compress_(model, [torch.randn(200, 100)], pcn.PCNConfig(rank=20))
+    with RunFolder(tmp_path / "run", Settings()) as folder:
+        with pytest.raises(CheckpointError, match=r"cannot write .*model: .*; make room and start the same command"):
+            folder.write_model(model)
+        assert not [each for each in tmp_path.rglob("*") if each.is_file() and each.name != ".lock"]
+
+
+def test_what_a_killed_process_was_writing_into_the_folder_is_cleared_away(tmp_path: Path) -> None:
+    (tmp_path / ".model.og6s5j0i" / "new").mkdir(parents=True)
+    (tmp_path / "model").mkdir()
+    ours = [".11025-report.html", ".7-result.json", "model/.9-model.safetensors", ".model.og6s5j0i/new/plan.json"]
+    others = [".7-notes.txt", ".note", "notes.html", "model/model.safetensors"]
+    for name in ours + others:
+        (tmp_path / name).write_text("half of")
+    with RunFolder(tmp_path, Settings()):
+        left = {str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()}
+    assert left == {*others, ".lock"}
+    assert not (tmp_path / ".model.og6s5j0i").exists()
+
+
 def test_one_folder_one_process(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run", Settings()), pytest.raises(CheckpointError, match="another process is writing"):
         RunFolder(tmp_path / "run", Settings())
@@ -145,6 +181,9 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
         assert [record["step"] for record in folder.metrics()] == [10, 20]
         folder.forget_after(10)
         assert [record["step"] for record in folder.metrics()] == [10]
+        folder.log({"event": "ready", "step": 10})  # after the checkpoint, and again when the run goes on
+        folder.forget_after(10)
+        assert [record["event"] for record in folder.metrics()] == ["epoch"]
 
 
 def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:

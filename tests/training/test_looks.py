@@ -68,6 +68,31 @@ def test_tensorboard_gets_the_dimensions(tmp_path: Path) -> None:
         assert scalars == [(record["step"], record["layers"][name]) for record in seen]
 
 
+def test_tensorboard_keeps_what_was_logged_before_the_checkpoint(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    from pcn.cli.screen import Screen
+    from pcn.cli.train import _reporter
+
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    trainer: Any = SimpleNamespace(settings=Settings(), switch=None)
+
+    def tell(*records: dict[str, Any]) -> None:
+        reporter = _reporter(trainer, tmp_path, Screen(json=True))
+        for record in records:
+            reporter({"epoch": record["step"] // 14, **record})
+
+    def epoch(step: int, loss: float) -> dict[str, Any]:
+        return {"event": "epoch", "step": step, "loss": loss, "validation_accuracy": 1.0, "learning_rate": 0.1}
+
+    tell(epoch(14, 4.0), epoch(28, 3.0), {"event": "dimensions", "step": 28, "layers": {"0": 5}}, epoch(42, 9.0))
+    ready = {"event": "ready", "step": 28, "seconds": 1.0}  # a step is made anew, which is logged as of the checkpoint
+    tell({"event": "resumed", "step": 28, "damaged": []}, ready, epoch(42, 2.0))
+    events = accumulator.EventAccumulator(str(tmp_path / "events")).Reload()
+    assert [(each.step, each.value) for each in events.Scalars("epoch/loss")] == [(14, 4.0), (28, 3.0), (42, 2.0)]
+    assert [each.step for each in events.Scalars("effective_dimension/0")] == [28]
+
+
 def test_a_run_without_a_switch_is_looked_at_too(tmp_path: Path) -> None:
     folder = train(tmp_path / "run", "--measure-every", "2")
     assert [record["epoch"] for record in looks(folder)] == [2]

@@ -19,10 +19,12 @@ ARGUMENTS = (
 )
 
 
-def torchrun(processes: int, folder: Path, dies: str = "-1 0 none") -> subprocess.CompletedProcess[str]:
+def torchrun(
+    processes: int, folder: Path, dies: str = "-1 0 none", flags: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return subprocess.run(
-        [*launch, *ARGUMENTS.split(), "--out", str(folder)],
+        [*launch, *ARGUMENTS.split(), *flags, "--out", str(folder)],
         cwd=Path(__file__).parent,
         env={**os.environ, "DIES": dies, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -51,6 +53,25 @@ def test_a_job_whose_process_dies_ends_at_once_and_resumes_exactly(tmp_path: Pat
     for name, value in expected.items():
         # Of more than two processes DistributedDataParallel adds gradients up in another order in its first step.
         torch.testing.assert_close(found[name], value, rtol=0, atol=0 if processes == 2 else 1e-3)
+
+
+@pytest.mark.parametrize(("before", "after"), [("1 process", 2), ("2 processes", 1)])
+def test_another_number_of_processes_goes_on_and_says_that_it_is_another_run(
+    tmp_path: Path, before: str, after: int
+) -> None:
+    dies = f"0 33 {tmp_path / 'died'}"
+    assert torchrun(int(before[0]), tmp_path / "run", dies).returncode != 0
+    again = torchrun(after, tmp_path / "run", dies)
+    assert again.returncode == 0, again.stderr
+    assert "goes on after epoch 2" in again.stdout
+    assert again.stderr.count(f"this run was trained in {before} and goes on in {after}: it will not end as one") == 1
+
+
+def test_a_batch_that_does_not_split_is_refused_before_the_folder_is_the_runs(tmp_path: Path) -> None:
+    job = torchrun(2, tmp_path / "run", flags=("--batch", "63"))
+    assert job.returncode != 0
+    assert "a batch of 63 does not split over 2 processes: give a multiple of 2" in job.stderr
+    assert not (tmp_path / "run" / "settings.json").exists()
 
 
 def test_a_finished_job_that_is_started_again_says_what_it_ended_with(tmp_path: Path) -> None:

@@ -605,6 +605,16 @@ def test_the_rate_can_change_with_the_network(tmp_path: Path, capsys: pytest.Cap
     assert "switch_rate=0.0: give a number above 0" in capsys.readouterr().err
 
 
+def test_a_page_that_cannot_be_written_costs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report.html").mkdir()
+    assert main([*SMALL, "--epochs", "2", "--switch-at", "1", "--out", str(tmp_path)]) == 1
+    said = f"the run itself is complete: mend that, and have the page by pcn report {tmp_path}"
+    assert said in capsys.readouterr().err
+    (tmp_path / "report.html").rmdir()
+    assert main(["report", str(tmp_path)]) == 0
+    assert (tmp_path / "report.html").is_file()
+
+
 @pytest.mark.parametrize("name", ["result.json", "costs.json"])
 def test_a_damaged_file_of_a_run_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("{")

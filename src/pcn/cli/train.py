@@ -14,6 +14,7 @@ from pcn.cli.screen import Screen
 from pcn.cli.settings_flags import add_settings, checked_settings, given_settings
 from pcn.cli.subject import set_threads
 from pcn.cli.wording import advising_samples
+from pcn.errors import FileError
 from pcn.report import of_run, write_report
 from pcn.training import RunFolder, Settings, Trainer, World, load_data, world
 from pcn.training.events import Events, tensorboard_is_there
@@ -73,9 +74,17 @@ def _train(settings: Settings, folder: RunFolder | None, here: World, faster: di
     if folder is not None:
         if trainer.switch is not None and trainer.switch.plan is None:
             screen.warn(_never_switched(settings, result["epoch"]))
-        page = write_report(folder.path / REPORT, of_run(folder.path))
+        page = _report(folder.path)
         screen.text(f"the report is in {page}")
         screen.result({"folder": str(folder.path), "report": str(page), **result})
+
+
+def _report(run: Path) -> Path:
+    try:
+        return write_report(run / REPORT, of_run(run))
+    except FileError as error:
+        left = f"the run itself is complete: mend that, and have the page by pcn report {run}"
+        raise FileError(f"{error}; {left}") from error
 
 
 def _never_switched(settings: Settings, last: int) -> str:
@@ -97,15 +106,19 @@ def _introduce(trainer: Trainer, out: Path, screen: Screen) -> None:
 def _reporter(trainer: Trainer, out: Path, screen: Screen) -> Callable[[Record], None]:
     """Say what happens, and keep it for TensorBoard."""
     events: list[Events] = []
+    first_step = 0  # whose events are made anew
 
     def tell(record: Record) -> None:
+        nonlocal first_step
         if record["event"] != "dimensions":
             screen.text(_line(record, trainer.settings.epochs))
         if record["event"] == "switch" and trainer.switch is not None:
             screen.text(trainer.switch.plan)
-        if tensorboard_is_there() and record["event"] != "resumed":
+        if record["event"] == "resumed":
+            first_step = record["step"] + 1  # what was logged at the checkpoint's own step stands before it
+        elif tensorboard_is_there():
             if not events:
-                events.append(Events(out / "events", record["step"]))
+                events.append(Events(out / "events", first_step))
             events[0].write(record)
 
     return tell

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,8 @@ def _checksum(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def unwritten(path: Path, error: OSError, left: str = "") -> CheckpointError:
+def unwritten(path: Path, error: BaseException, left: str = "") -> CheckpointError:
     """What to do about a file that could not be written; ``left`` says what is there all the same."""
-    remedy = "make room" if error.errno in NO_ROOM else "mend that"
-    return CheckpointError(
-        f"cannot write {path}: {error.strerror or error}; {left}{remedy} and start the same command again to go on"
-    )
+    what = (error.strerror if isinstance(error, OSError) else None) or str(error)  # safetensors has errors of its own
+    remedy = "make room" if any(os.strerror(number) in what for number in NO_ROOM) else "mend that"
+    return CheckpointError(f"cannot write {path}: {what}; {left}{remedy} and start the same command again to go on")

@@ -41,8 +41,9 @@ class Keeper:
         run, folder = self.run, self.folder
         if not self.active:
             return None
-        state, damaged = (None, []) if folder is None else folder.checkpoints.newest(run.device)
-        state = run.world.ranks.from_one(lambda: state)
+        state, damaged = run.world.ranks.from_one(
+            lambda: (None, []) if folder is None else folder.checkpoints.newest(run.device)
+        )
         if state is not None:
             put_back_(run, state)
             self._last = run.progress.step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ from pcn.whole_files import write_whole
 
 SETTINGS, PLAN, METRICS, RESULT, LOCK = "settings.json", "plan.json", "metrics.jsonl", "result.json", ".lock"
 SPECTRA, COSTS, REPORT = "spectra.json", "costs.json", "report.html"
+MODEL = "model"  # a folder
+SET_UP = ("ready", "fused")  # events of making a step, which comes after the checkpoint of as many steps
 
 
 class RunFolder:
@@ -42,6 +45,8 @@ class RunFolder:
             self.close()
             raise
         self.checkpoints = Checkpoints(path / "checkpoints")
+        if self._lock is not None:
+            _remove_leftovers(path)
 
     def begin(self) -> None:
         """Write the settings down: from now on the folder belongs to this run."""
@@ -80,9 +85,9 @@ class RunFolder:
         return parse_metrics(file.read_text()) if file.exists() else []
 
     def forget_after(self, step: int) -> None:
-        """Drop the lines of steps that will be done again."""
+        """Drop the lines of steps that will be done again, and of making one at the step where the run goes on."""
         if (self.path / METRICS).exists():
-            kept = [record for record in self.metrics() if record["step"] <= step]
+            kept = [record for record in self.metrics() if record["step"] < step + (record["event"] not in SET_UP)]
             write_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write_plan(self, plan: Plan) -> None:
@@ -104,11 +109,17 @@ class RunFolder:
 
     def write_model(self, model: nn.Module) -> None:
         """Save the weights, and the plan beside them where the model was switched, for :func:`pcn.load`."""
-        if get_plan(model) is not None:
-            save(model, self.path / "model")
-            return
-        (self.path / "model").mkdir(exist_ok=True)
-        write_bytes(self.path / "model" / WEIGHTS_FILE, serialise(tensors_to_save(model)))
+        folder = self.path / MODEL
+        try:
+            if get_plan(model) is not None:
+                save(model, folder)
+            else:
+                folder.mkdir(exist_ok=True)
+                write_whole(folder / WEIGHTS_FILE, serialise(tensors_to_save(model)))
+        except (FileError, OSError) as error:
+            if isinstance(error, FileError) and error.__cause__ is None:  # what is there is not ours
+                raise
+            raise unwritten(folder, error.__cause__ or error) from error
 
     def result(self) -> dict[str, Any] | None:
         """What a run that has ended ended with, or None."""
@@ -137,6 +148,18 @@ class RunFolder:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Take away what processes that were killed had not written to its end; only whoever holds the lock may."""
+    names = (SETTINGS, PLAN, METRICS, RESULT, SPECTRA, COSTS, REPORT)
+    files = [file for name in names for file in path.glob(f".[0-9]*-{name}")]
+    files += (path / MODEL).glob(f".[0-9]*-{WEIGHTS_FILE}")
+    with suppress(OSError):  # they are in nobody's way
+        for file in files:
+            file.unlink()
+        for folder in path.glob(f".{MODEL}.*"):
+            shutil.rmtree(folder)
 
 
 def parse_metrics(text: str) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import torch
 
 from pcn.training.optimizers import make_optimizer
 from pcn.training.progress import RunProgress
+from pcn.warn import warn
 
 if TYPE_CHECKING:
     from pcn.training.trainer import Trainer
@@ -38,13 +39,25 @@ def put_back_(run: Trainer, state: dict[str, Any]) -> None:
     run.model.load_state_dict(state["model"])
     run.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it would go on with the very tensors given
     run.best = state["best"]
-    _set_random_state(state["random"][run.world.rank], run.device)
+    _set_random_states(run, state["random"])
 
 
 def _random_state(device: torch.device) -> dict[str, Any]:
     version, numbers, spare = random.getstate()
     on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return {"python": [version, list(numbers), spare], "torch": torch.get_rng_state(), "cuda": on_gpu}
+
+
+def _set_random_states(run: Trainer, states: list[dict[str, Any]]) -> None:
+    """Give each process its own; one that was not there keeps that of its seed."""
+    rank, here, before = run.world.rank, run.world.size, len(states)
+    if here != before and run.world.first:
+        warn(
+            f"this run was trained in {before} process{'es' if before > 1 else ''} and goes on in {here}: it will not "
+            f"end as one that was never stopped, for which start it with {before}"
+        )
+    if rank < before:
+        _set_random_state(states[rank], run.device)
 
 
 def _set_random_state(state: dict[str, Any], device: torch.device) -> None:

@@ -66,6 +66,7 @@ class Trainer:
         self.steps_per_epoch = data.steps(settings.batch)
         if self.steps_per_epoch == 0:
             raise ConfigError(f"a batch of {settings.batch} is larger than the training set: give a smaller one")
+        self.world.share.of(settings.batch)  # raises where it does not split, before anything is written
         self.progress = RunProgress()
         self.best: dict[str, Tensor] | None = None
         torch.manual_seed(settings.seed)
