@@ -6,9 +6,10 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -205,6 +206,14 @@ def measure_job(connection: Any, setting: Setting, job: Job, bandwidth: float) -
     connection.send(found)
 
 
+def _laps(watch: Stopwatch, run: Callable[[], None], count: int) -> list[float]:
+    taken = []
+    for _ in range(count):
+        run()
+        taken.append(watch.lap()[0])
+    return taken
+
+
 def timed(setting: Setting, step: Step) -> Result:
     """Milliseconds and joules of a step, and the peak of memory while it was recorded and run."""
     run = step.graph.replay if step.graph is not None else lambda: step(step.inputs, step.labels)
@@ -213,16 +222,18 @@ def timed(setting: Setting, step: Step) -> Result:
     watch = Stopwatch(step.inputs.device)
     run()
     once_s, _ = watch.lap()
-    count = max(5, int(1.5 / once_s)) if setting.cuda else 2
-    watch.lap()
-    for _ in range(count):
-        run()
-    taken_s, _ = watch.lap()
+    if setting.cuda:
+        count = max(5, int(1.5 / once_s))
+        for _ in range(count):
+            run()
+        step_s = watch.lap()[0] / count
+    else:  # where others are at work too, one step may take twice as long as the next
+        step_s = median(_laps(watch, run, max(9, int(3.0 / once_s))))
     peak = torch.cuda.max_memory_allocated() / 2**20 if setting.cuda else None
-    power = power_w(run, taken_s / count, step.inputs.device)
+    power = power_w(run, step_s, step.inputs.device)
     return {
-        "ms": 1000 * taken_s / count,
-        "energy_j": None if power is None else power * taken_s / count,
+        "ms": 1000 * step_s,
+        "energy_j": None if power is None else power * step_s,
         "peak_mib": peak,
         "loss": float(step.loss_sum.detach()),
     }

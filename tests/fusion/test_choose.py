@@ -150,6 +150,15 @@ def test_every_form_can_be_timed(name: str) -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+def test_where_there_are_no_kernels_nothing_is_called_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = transformed(Residual(), keep=("conv",)), torch.randn(IMAGES, dtype=torch.float64)
+    monkeypatch.setattr(choose, "time_s", lambda part, like: 1.0)
+    assert "fused" in choose_forms(model, batch, among=["fused", "factored"]).values()
+    monkeypatch.setattr(choose, "fuses", lambda like: False)
+    assert set(choose_forms(model, batch, among=["fused", "factored"]).values()) == {"factored"}
+    assert set(choose_forms(model, batch, among=["fused"]).values()) == {"factored"}
+
+
 def test_a_choice_among_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="give at least one of fused, factored, folded"):
         choose_forms(Residual(), torch.randn(IMAGES), among=[])

@@ -18,6 +18,7 @@ from pcn.fusion.found import Found, Search
 from pcn.fusion.fuse import attach_, layers_with_forms, unfuse_
 from pcn.fusion.layers import FORMS, Form, forms_of
 from pcn.fusion.standin import full
+from pcn.fusion.switch import fuses
 from pcn.layers import unwrap
 from pcn.nn import PCModule
 from pcn.running.example import Example
@@ -171,7 +172,8 @@ def _chosen(choices: Mapping[str, _Choice]) -> dict[str, Form]:
 
 def _seconds(place: _Place, like: Tensor, among: Sequence[Form]) -> dict[Form, float]:
     """How long a step of one layer takes in every form that it can have, together with the batch norms around it."""
-    possible = [form for form in forms_of(place.layer) if form != "fused" or place.before is not None]
+    fusible = place.before is not None and fuses(like)  # without kernels it would be the factored form by another name
+    possible = [form for form in forms_of(place.layer) if form != "fused" or fusible]
     forms = [form for form in FORMS if form in among and form in possible] or ["factored"]
     return {form: time_s(place.part(form), like) for form in forms} if len(forms) > 1 else {forms[0]: 0.0}
 
