@@ -206,7 +206,7 @@ class Run:
         while left:
             jobs: dict[str, Job] = {}
             begun: list[tuple[Network, int]] = []
-            most = fit(self.deadline - time.monotonic())
+            most = fit(self.deadline - time.monotonic()) if self.setting.cuda else 1  # whose cores are few
             while left and (not begun or len(jobs | self._jobs(*left[0])) <= most):
                 begun.append(left.pop(0))
                 jobs |= self._jobs(*begun[-1])

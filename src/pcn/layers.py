@@ -43,6 +43,7 @@ LAYER_TYPES = {t.kind: t for t in (LINEAR, TRANSPOSED_LINEAR, *CONVOLUTIONS.valu
 TYPE_OF: dict[type[nn.Module], LayerType] = {nn.Linear: LINEAR, **CONVOLUTIONS}
 
 # Methods by which a layer computes: a class that has one of its own is no stock layer.
+PARAMETRISED = "its weight is parametrised: torch.nn.utils.parametrize.remove_parametrizations makes it an ordinary one"
 COMPUTES = ("forward", "_conv_forward", "__call__", "_call_impl")
 
 # What a principal component layer has and a stock one has not: a user's attribute of that name would have no place.
@@ -127,8 +128,10 @@ def transformable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str
     direct = _read_directly(model)
     for name, module in model.named_modules():
         own = list(module.parameters(recurse=False))
+        if isinstance(module, parametrize.ParametrizationList):
+            continue  # it is that of the layer above, which has a reason of its own
         if parametrize.is_parametrized(module):
-            yield name, module, "its weight is parametrised"
+            yield name, module, PARAMETRISED
         elif own or layer_type(module) is not None:
             if isinstance(module, Transformed):
                 reason: str | None = "it is a principal component layer already"

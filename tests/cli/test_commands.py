@@ -185,7 +185,7 @@ def test_a_budget_of_memory_is_shown_in_parts(capsys: pytest.CaptureFixture[str]
     for part in ("weights", "gradients", "optimizer", "activations"):
         assert f"MiB of {part}" in text
     text = shown(capsys, "compress", *LOOK, "--step-ms", "1000", "--batch", "8", "--out", "small")
-    assert "ms for a step forward and back" in text
+    assert "ms for a step, forward and backward" in text
     said = refused(capsys, "plan", *LOOK, "--memory-mib", "0.01")
     assert "the least would be" in said
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pcn
-from pcn.costs.count import count
+from pcn.costs.count import count, flops_per_sample
 from planned_network import BATCH, network
 from small import ConvNet
 
@@ -53,6 +53,21 @@ class Words(nn.Module):
         return self.layers(self.norm(self.table(words)))
 
 
+class Attending(nn.Module):
+    """A good part of its operations are products of attention, which no rank changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.first, self.norm, self.last = (
+            *(nn.Linear(16, 16), nn.Linear(16, 32)),
+            *(nn.LayerNorm(32), nn.Linear(32, 16)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.scaled_dot_product_attention(self.key(x), x, x)
+        return self.last(self.norm(self.first(x).relu()))
+
+
 @pytest.mark.parametrize("drop_channels", [False, True])
 @pytest.mark.parametrize("build", [ConvNet, Words])
 def test_a_plan_says_what_becomes_of_the_whole_model(build: type[nn.Module], drop_channels: bool) -> None:
@@ -63,8 +78,27 @@ def test_a_plan_says_what_becomes_of_the_whole_model(build: type[nn.Module], dro
     plan = pcn.make_plan(model, stats, pcn.Budget(0.8, step=2, drop_channels=drop_channels))
     plan.apply_(model, stats)
     assert plan.transformed
-    assert plan.whole == (before, count(model).trainable)
-    assert f"{before:,} -> {plan.whole[1]:,} trainable in the whole model ({plan.whole[1] / before:.1%})" in str(plan)
+    after = count(model).trainable
+    assert plan.whole == {"params": (before, after)}
+    assert f"{before:,} -> {after:,} trainable in the whole model ({after / before:.1%})" in str(plan)
+    assert pcn.Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("drop_channels", [False, True])
+def test_what_a_budget_limits_is_said_of_the_whole_model(drop_channels: bool) -> None:
+    torch.manual_seed(0)
+    model, batch = Attending(), torch.randn(64, 9, 16)
+
+    def taken() -> dict[str, int]:
+        return {"stored": count(model).total, "flops": round(flops_per_sample(model, batch))}
+
+    before, stats = taken(), pcn.analyze(model, [batch])
+    plan = pcn.make_plan(model, stats, pcn.Budget(stored=0.9, flops=0.8, step=1, drop_channels=drop_channels))
+    plan.apply_(model, stats)
+    after = taken()
+    assert {unit: plan.whole[unit] for unit in before} == {unit: (before[unit], after[unit]) for unit in before}
+    for unit, called in {"stored": "stored", "flops": "FLOPs per sample"}.items():
+        assert f"{before[unit]:,} -> {after[unit]:,} {called} in the whole model" in str(plan)
     assert pcn.Plan.from_json(plan.to_json()) == plan
 
 

@@ -139,7 +139,7 @@ def test_a_plan_says_what_a_step_takes_in_parts_and_what_more_would_have_bought(
     plan = pcn.make_plan(model, stats, pcn.Budget(step_ms=40, memory_mib=0.95, step=2), measured=measured)
     text = str(plan)
     assert "50.00 -> " in text
-    assert "ms for a step forward and back" in text
+    assert "ms for a step, forward and backward" in text
     assert "MiB in training" in text
     seen = r"0\.0*[1-9]\d -> 0\.0*[1-9]\d"  # two digits of them
     assert re.search(f": weights {seen}, gradients {seen}, optimizer {seen}, activations {seen}\n", text)

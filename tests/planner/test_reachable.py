@@ -244,7 +244,12 @@ def test_limits_that_cannot_be_met_together_are_refused_when_a_switch_is_made() 
     budget = pcn.Budget(params=0.6, step_ms=1.0)  # no rank saves parameters and takes no longer
     said = refusal(lambda: pcn.Switch(model, None, budget, measured=measured))
     assert said is not None
-    assert said.startswith("no ranks were found that meet all limits of the budget together: the closest take ")
+    # Both are amounts of the whole model, which can be given in the place of the limits.
+    assert re.fullmatch(
+        r"no ranks were found that meet all limits of the budget together, 7,868 parameters and 0.005 ms: the closest "
+        r"take [\d,]+ parameters \([\d.]+% of now\) and [\d.]+ ms \([\d.]+% of now\)",
+        said,
+    )
     assert said == refusal(lambda: Question.of(model, stats, budget, pcn.trace(model, BATCH), measured))
 
 
@@ -303,12 +308,65 @@ def test_what_a_budget_takes_nothing_from_is_named() -> None:
     whole = pcn.PCNConfig(layers={"7": pcn.LayerRule(rank=1.0)})
     with pytest.raises(pcn.ConfigError, match=r"nothing from '7' \(8,256 parameters: a rule says what it keeps\)"):
         pcn.compress_(model, [BATCH], pcn.Budget(params=0.3, config=whole))
-    for limit in ({"flops": 0.1}, {"memory_mib": 0.2}):
-        with pytest.raises(pcn.ConfigError, match=r"nothing from '7' \(8,256 parameters: excluded by '7'\)"):
-            pcn.compress_(network(), [BATCH], pcn.Budget(**limit, config=pcn.PCNConfig(exclude="7")))
+    with pytest.raises(pcn.ConfigError, match=r"nothing from '7' \(8,256 parameters: excluded by '7'\)"):
+        pcn.compress_(network(), [BATCH], pcn.Budget(memory_mib=0.2, config=pcn.PCNConfig(exclude="7")))
     with pytest.raises(pcn.ConfigError, match=r"; 0, 3: every tap is trained, as it read little") as refused:
         pcn.compress_(network(), [torch.zeros_like(BATCH)], pcn.Budget(params=0.03, step=1))
     assert "it takes nothing from" not in str(refused.value)
+
+
+class Reading(nn.Module):
+    """Most of what it stores is a table, and much of what it computes is attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.first, self.last = nn.Embedding(500, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.table(words)
+        return self.last(nn.functional.scaled_dot_product_attention(self.first(x), x, x))
+
+
+def test_what_is_named_is_what_the_limit_is_about() -> None:
+    words = [torch.randint(500, (32, 64))]
+    with pytest.raises(
+        pcn.ConfigError, match=r"from what is no linear or convolutional layer \(524,288 FLOPs\)"
+    ) as said:
+        pcn.compress_(Reading(), words, flops=0.1)
+    assert "table" not in str(said.value)
+    frozen = Reading()
+    frozen.table.requires_grad_(False)
+    with pytest.raises(pcn.ConfigError, match=r"nothing from 'table' \(16,000 stored numbers: Embedding is not"):
+        pcn.compress_(frozen, words, stored=0.3)
+
+
+def test_of_a_layer_with_a_rule_what_the_rule_leaves_is_named() -> None:
+    model, config = wide_then_narrow(), pcn.PCNConfig(layers={"0": pcn.LayerRule(rank=40)})
+    with pytest.raises(pcn.ConfigError, match=r"nothing from '0' \(2,624 parameters: a rule says what it keeps\)"):
+        pcn.compress_(model, [torch.randn(900, 768)], pcn.Budget(params=0.05, config=config))
+
+
+def test_a_layer_of_which_a_floor_leaves_no_smaller_form_is_named() -> None:
+    why = r"nothing from '0' \(49,216 parameters: no form of it on offer is smaller .*skip_larger=False\) has others\)"
+    budget = pcn.Budget(params=0.3, floor=0.25)
+    for refused in (
+        lambda: pcn.Switch(wide_then_narrow(), None, budget),
+        lambda: check_reachable(wide_then_narrow(), budget),
+    ):
+        with pytest.raises(pcn.ConfigError, match=why):
+            refused()
+    pcn.compress_(wide_then_narrow(), [torch.randn(900, 768)], replace(budget, config=pcn.PCNConfig(skip_larger=False)))
+
+
+def test_a_parametrised_layer_is_named_by_itself_with_what_to_do() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(64, 64)))
+    with pytest.raises(pcn.ConfigError, match=r"nothing from '2' \(4,2\d\d parameters: .*remove_parametrizations"):
+        pcn.compress_(model, [torch.randn(100, 64)], params=0.1)
+    assert pcn.make_plan(model, pcn.analyze(model, [torch.randn(100, 64)])).left_alone.keys() == {"2"}
+
+
+def wide_then_narrow() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(768, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
 class Tied(nn.Module):

@@ -27,7 +27,7 @@ def test_worth_and_patterns_go_by_the_limits(limits: set[str], kernel_rank: int 
     budget = pcn.Budget(**dict.fromkeys(limits, 0.5), config=pcn.PCNConfig(kernel_rank=kernel_rank))
     found = budget.settled()
     assert found.worth == (pcn.Hedged() if "params" in limits else pcn.Response())
-    assert found.patterns is ("params" in limits and not limits & MEASURED and kernel_rank is None)
+    assert found.patterns is (bool(limits & {"params", "stored"}) and not limits & MEASURED and kernel_rank is None)
     assert found.settled() == found
     assert replace(found, worth=None, patterns=None) == budget
 

@@ -58,7 +58,7 @@ class Expected:
     def rows(self) -> Iterator[tuple[str, float, float]]:
         """Yield (what, before, after) in milliseconds and MiB, memory in parts; time only where it was taken."""
         if self.before.time_ns:
-            yield "ms for a step forward and back", self.before.time_ns / MS, self.after.time_ns / MS
+            yield "ms for a step, forward and backward", self.before.time_ns / MS, self.after.time_ns / MS
         yield "MiB in training", self.before.memory_bytes / MIB, self.after.memory_bytes / MIB
         for part in PARTS:
             yield f"MiB of {part}", *self._mib(part)

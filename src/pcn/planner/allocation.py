@@ -38,7 +38,7 @@ class Room:
     now: Costs = field(default_factory=dict)
     steps: Steps = field(default_factory=Steps)
     frozen: tuple[str, ...] = ()
-    kept: str = ""
+    kept: Mapping[str, str] = field(default_factory=dict)
 
     def price(self, option: Option) -> float:
         """What an option takes of the one limit, in its own unit; of several, its shares of what there is, added up."""
@@ -84,7 +84,7 @@ class Room:
         """Say which weights a budget takes nothing from; as they do not train, they are no parameters to it either."""
         what = "neither count nor change" if "params" in short else "do not change"
         frozen = f"; frozen weights ({shorten(list(self.frozen))}) {what}" if self.frozen else ""
-        return frozen + self.kept
+        return frozen + "".join(dict.fromkeys(self.kept.get(unit, "") for unit in short))
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,11 @@ def check_some_fit(offers: Offers, room: Room) -> None:
     room.check_each_limit(offers)
     if not fits(offers, room):
         found = min(_cheapest(offers, room), key=lambda chosen: room.excess(chosen.costs))
+        needed = {unit: amount + room.others.get(unit, 0) for unit, amount in found.costs.items()}
+        closest = " and ".join(UNITS[unit].at_least(amount, room.now.get(unit)) for unit, amount in needed.items())
         raise ConfigError(
-            "no ranks were found that meet all limits of the budget together: the closest take "
-            f"{amounts(found.costs)}, where there are {amounts(room.left)} for them"
+            f"no ranks were found that meet all limits of the budget together, {amounts(room.limits)}: the closest "
+            f"take {closest}"
         )
 
 

@@ -132,13 +132,15 @@ class Budget:
         """The budget with nothing left open.
 
         Where trained parameters are limited, shares that are even beside the response, and few patterns of taps for
-        each of many directions, have trained best. Patterns save neither operations nor, as measured, time or memory.
+        each of many directions, have trained best. Patterns save what is trained and stored, but neither operations
+        nor, as measured, time or memory.
 
         >>> Budget(params=0.25).settled().patterns, Budget(flops=0.25).settled().worth
         (True, Response())
         """
         worth = (Hedged() if self.params is not None else Response()) if self.worth is None else self.worth
-        suits = self.params is not None and self.config.kernel_rank is None and not self.measures
+        saves = self.params is not None or self.stored is not None
+        suits = saves and self.config.kernel_rank is None and not self.measures
         return replace(self, worth=worth, patterns=suits if self.patterns is None else self.patterns)
 
     def trained_by(self, optimizer: Optimizers) -> Budget:

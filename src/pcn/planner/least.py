@@ -47,7 +47,7 @@ class Steps:
         finer = replace(budget, step=1, config=replace(budget.config, multiple_of=1))
         finest = added(others, least((lowest(layer, finer, prices) for layer in layers), prices.units))
         free = [layer for layer in layers if not budget.config.fixes(layer.name)]
-        narrow = [layer.name for layer in free if layer.in_features // layer.groups <= budget.rank_step]
+        narrow = [layer.name for layer in free if is_narrow(layer, budget)]
         given = {"Budget(step=1)": budget.step, "PCNConfig(multiple_of=1)": budget.config.multiple_of}
         return cls(
             budget.rank_step,
@@ -92,6 +92,11 @@ def lowest(layer: LayerPlan, budget: Budget, prices: Prices) -> list[Option]:
     smaller = [form for form in forms if not (budget.config.skip_larger and (form.is_larger or form.is_slower))]
     found = [Option(f.rank, f.output_rank, prices.after(f), kernel_rank=f.kernel_rank) for f in smaller]
     return [Option(None, None, prices.before(layer)), *found]
+
+
+def is_narrow(layer: LayerPlan, budget: Budget) -> bool:
+    """Whether a layer has no more inputs than a step of rank, so that nothing can be cut of it."""
+    return layer.in_features // layer.groups <= budget.rank_step
 
 
 def least(offers: Iterable[Sequence[Option]], units: Iterable[str]) -> Costs:

@@ -16,7 +16,7 @@ from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
 from pcn.layers import by_group, canonical_weight, transformable_layers, unwrap
 from pcn.planner.allocation import Room, Served, check_some_fit, fits, hand_out
-from pcn.planner.least import Steps, on_both_sides
+from pcn.planner.least import Steps, is_narrow, on_both_sides
 from pcn.planner.measured import Measured
 from pcn.planner.optimizer_state import numbers_kept
 from pcn.planner.options import Option, forms, output_shares
@@ -146,7 +146,9 @@ class Question:
         others = taken_off(others, {**dict.fromkeys(others, 0), **cut_elsewhere(self.model, self.plan, others)})
         sure = replace(self.budget, patterns=False) if self.untold else self.budget  # what is advised can be had
         steps = Steps.of(sure, self.layers, self.prices, others)
-        kept = unmoved(self.model, self.plan, self.budget, self.names) + self._taps()
+        changing = [layer.name for layer in self.layers if is_narrow(layer, sure) or len(self.offers[layer.name]) > 1]
+        taps = self._taps()
+        kept = {unit: said + taps for unit, said in unmoved(self.model, self.plan, self.budget, changing, now).items()}
         return Room(limits, others, now=now, steps=steps, frozen=self.frozen, kept=kept)
 
     def _taps(self) -> str:

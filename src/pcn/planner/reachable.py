@@ -11,7 +11,7 @@ from pcn.graph import ChannelGraph, trace
 from pcn.layers import unwrap
 from pcn.planner.allocation import Room, check_some_fit, fits
 from pcn.planner.budget import Budget
-from pcn.planner.least import Steps, lowest
+from pcn.planner.least import Steps, is_narrow, lowest
 from pcn.planner.measured import Measured
 from pcn.planner.prices import NOTHING, Prices, added, operations, taken_off
 from pcn.planner.units import MEASURED
@@ -37,7 +37,9 @@ def check_reachable(
     offers = {layer.name: lowest(layer, budget, prices) for layer in free}
     limits = {unit: limit for unit in now if (limit := budget.limit(unit, now[unit])) is not None}
     frozen = tuple(layer.name for layer in plan.transformed if layer.frozen)
-    kept = unmoved(model, plan, budget, [layer.name for layer in free])
+    fixed = {layer.name for layer in free if budget.config.fixes(layer.name)}  # by how much is not known yet
+    changing = {layer.name for layer in free if is_narrow(layer, budget) or len(offers[layer.name]) > 1} | fixed
+    kept = unmoved(model, plan, budget, changing, now)
     room = Room(limits, others, now=now, steps=Steps.of(budget, free, prices, others), frozen=frozen, kept=kept)
     if not plan.transformed and not fits(offers, room):
         alone = {layer.name: layer.reason for layer in plan.layers.values()} | plan.left_alone

@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from pcn.config import LayerRule, PCNConfig
-from pcn.costs.count import count
 from pcn.errors import ConfigError, TraceError
 from pcn.graph import ChannelGraph, trace
 from pcn.layers import unwrap
@@ -19,9 +18,11 @@ from pcn.planner.channels import Answer, with_channels
 from pcn.planner.explained import MANY_TAPS, NO_BATCH, SILENT, nothing_on_offer, with_next_step, with_outputs
 from pcn.planner.measured import Measured
 from pcn.planner.measuring import measure_costs
+from pcn.planner.prices import Prices, added, taken_off
 from pcn.planner.question import Question, cut_elsewhere
 from pcn.planner.reachable import check_reachable, traced
 from pcn.planner.tap_shares import tap_directions, with_many_taps
+from pcn.planner.units import MEASURED
 from pcn.planner.unspent import unspent
 from pcn.plans.cutting import without_classes
 from pcn.plans.fit import check_statistics
@@ -106,14 +107,18 @@ def plan_within(
     usage = None if measured is None else measured.expected(plan)
     layers = {name: with_outputs(layer, answer) for name, layer in {**plan.layers, **explained}.items()}
     plan = replace(plan, layers=layers, usage=usage, unspent=answer.unspent)
-    return replace(plan, whole=_whole(question.model, plan))
+    return replace(plan, whole=_whole(question, plan))
 
 
-def _whole(model: nn.Module, plan: Plan) -> tuple[int, int]:
-    """The trainable parameters of the whole model before and after a plan."""
-    before = count(model).trainable
-    elsewhere = before - plan.trainable_before - cut_elsewhere(model, plan, ("params",))["params"]
-    return before, elsewhere + plan.trainable_after
+def _whole(question: Question, plan: Plan) -> dict[str, tuple[int, int]]:
+    """What is counted of the whole model before and after a plan: what is trained, and what else is limited."""
+    units = dict.fromkeys(["params", *(unit for unit in question.budget.units if unit not in MEASURED)])
+    prices, layers = Prices(tuple(units), operations=question.prices.operations), plan.layers.values()
+    now = prices.now(question.model, plan)
+    others = taken_off(now, added(dict.fromkeys(now, 0), *map(prices.before, layers)))
+    after = added(others, *map(prices.after, layers))
+    cut = cut_elsewhere(question.model, plan, units)
+    return {unit: (now[unit], after[unit] - cut.get(unit, 0)) for unit in units}
 
 
 def _settled(

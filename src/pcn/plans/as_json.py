@@ -32,7 +32,7 @@ def dumps(plan: Plan) -> str:
     forms = {"forms": plan.forms} if plan.forms else {}
     usage = {} if plan.usage is None else {"usage": dataclasses.asdict(plan.usage)}
     unspent = {} if plan.unspent is None else {"unspent": plan.unspent}
-    whole = {} if plan.whole is None else {"whole": plan.whole}
+    whole = {"whole": plan.whole} if plan.whole else {}
     known = {"layers": layers, "slices": slices, "left_alone": plan.left_alone}
     return json.dumps({**head, **known, **usage, **forms, **unspent, **whole})
 
@@ -63,7 +63,7 @@ def loads(text: str) -> Plan:
     named = {layer.name: layer for layer in layers}
     usage, forms = _usage(data.get("usage")), _forms(data.get("forms", {}), named)
     unspent = _typed(data["unspent"], str, "the plan's unspent") if "unspent" in data else None
-    whole = _before_and_after(data["whole"]) if "whole" in data else None
+    whole = _before_and_after(data.get("whole", {}))
     plan = Plan(named, _slices(data["slices"]), _reasons(data["left_alone"]), usage, forms, unspent, whole)
     for layer in layers:
         _check_widths(layer, plan)
@@ -177,10 +177,12 @@ def _usage(data: Any) -> Expected | None:
     return Expected(Usage(**data["before"]), Usage(**data["after"]))
 
 
-def _before_and_after(data: Any) -> tuple[int, int]:
-    if type(data) is not list or len(data) != 2 or not all(type(count) is int and count >= 0 for count in data):
-        raise FileError(f"the plan's whole: {reprlib.repr(data)} is not two whole numbers from 0")
-    return data[0], data[1]
+def _before_and_after(data: Any) -> dict[str, tuple[int, int]]:
+    _check_keys(_typed(data, dict, "the plan's whole"), {"params", "stored", "flops"}, "the plan's whole", set())
+    for unit, counts in data.items():
+        if type(counts) is not list or len(counts) != 2 or not all(type(n) is int and n >= 0 for n in counts):
+            raise FileError(f"the plan's whole: {unit} {reprlib.repr(counts)} is not two whole numbers from 0")
+    return {unit: (before, after) for unit, (before, after) in data.items()}
 
 
 def _check_widths(layer: LayerPlan, plan: Plan) -> None:

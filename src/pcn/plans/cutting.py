@@ -23,7 +23,7 @@ def without_classes(plan: Plan, graph: ChannelGraph, dropped: Tensor, reasons: M
     layers = _with_slices(plan, slices, reasons)
     if graph.untraced is not None:
         layers = {name: _with_untraced(layer, graph.untraced) for name, layer in layers.items()}
-    return replace(plan, slices=slices, layers=layers, usage=None, forms={}, unspent=None, whole=None)
+    return replace(plan, slices=slices, layers=layers, usage=None, forms={}, unspent=None, whole={})
 
 
 def _slices(graph: ChannelGraph, dropped: Tensor) -> Slices:

@@ -41,7 +41,8 @@ class Plan:
     ``left_alone`` gives the reason for every other module with parameters; ``usage`` is what a training step takes
     before and after, where that was measured; ``forms`` remembers which form of each layer is fastest where
     (:func:`pcn.fusion.fastest_forms`); ``unspent`` says what is left of a budget that would have bought more, and why;
-    ``whole`` are the trainable parameters of the whole model before and after, which a budget is about.
+    ``whole`` is what a budget is about, as counted of the whole model before and after: trainable parameters
+    (``"params"``), and where they are limited ``"stored"`` and ``"flops"``.
     """
 
     layers: dict[str, LayerPlan]
@@ -50,7 +51,7 @@ class Plan:
     usage: Expected | None = None
     forms: dict[str, dict[str, str]] = field(default_factory=dict)  # where -> layer -> form
     unspent: str | None = None
-    whole: tuple[int, int] | None = None
+    whole: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def transformed(self) -> list[LayerPlan]:
@@ -91,7 +92,7 @@ class Plan:
         changed = replace(layer, rank=rank, reason=NO_RANK if rank is None else None, note=None)
         if rank is None:  # outputs are trained behind a basis only together with inputs, and patterns are of directions
             changed = replace(changed, output_rank=None, kernel_rank=None)
-        return replace(self, layers={**self.layers, name: changed}, usage=None, forms={}, unspent=None, whole=None)
+        return replace(self, layers={**self.layers, name: changed}, usage=None, forms={}, unspent=None, whole={})
 
     def apply_(
         self,

@@ -30,17 +30,32 @@ def totals(plan: Plan) -> list[str]:
     before, stored = (sum(getattr(layer, side) for layer in layers) for side in ("size_before", "stored_after"))
     frozen = ", frozen parts" if any(layer.frozen_size for layer in layers) else ""
     lines = [
+        *_of_the_whole_model(plan),
         _saved(plan.trainable_before, plan.trainable_after, "trainable in all linear and convolutional layers"),
         _saved(before, stored, f"stored in them, with bases{frozen} and means"),
     ]
-    if plan.whole is not None and plan.whole[0] != plan.trainable_before:  # a budget's share is of all that there is
-        lines.insert(0, _saved(*plan.whole, "trainable in the whole model"))
     known = [layer for layer in layers if layer.flops_before and layer.flops_after]
     if known:
         before, after = (sum(getattr(layer, side) for layer in known) for side in ("flops_before", "flops_after"))
         lines.append(_saved(before, after, "FLOPs per sample in them"))
     lines += [] if plan.usage is None else plan.usage.lines()
     return lines if plan.unspent is None else [*lines, plan.unspent]
+
+
+def _of_the_whole_model(plan: Plan) -> list[str]:
+    """What a budget, whose shares are of all that there is, has come to, where that is not in the layers alone."""
+    layers = plan.layers.values()
+    in_layers = {
+        "params": plan.trainable_before,
+        "stored": sum(layer.size_before for layer in layers),
+        "flops": sum(layer.flops_before or 0 for layer in layers),
+    }
+    called = {"params": "trainable", "stored": "stored", "flops": "FLOPs per sample"}
+    return [
+        _saved(*amounts, f"{called[unit]} in the whole model")
+        for unit, amounts in plan.whole.items()
+        if amounts[0] != in_layers[unit]
+    ]
 
 
 def cells(layer: LayerPlan) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ class Settings:
     )
     step_ms: str | float | None = switch_option(
         None,
-        "a budget of a training step's time, forward and back, measured: milliseconds (5, 0.5ms), or a fraction of "
+        "a budget of a training step's time, forward and backward, measured: milliseconds (5, 0.5ms), or a fraction of "
         "what it takes now (0.5, 50%)",
     )
     memory_mib: str | float | None = switch_option(
