@@ -36,6 +36,7 @@ WAYS: dict[str, tuple[str, ...]] = {  # of compiling, for each part of a record;
     "parent_our_bn": ("whole",),
     "pcn_unfused": ("blocks",),
 }
+STEPS = 9  # on a CPU
 SETTINGS = Settings(learning_rate=0.01, momentum=0.9, weight_decay=1e-4)
 Result = dict[str, Any]
 
@@ -228,7 +229,7 @@ def timed(setting: Setting, step: Step) -> Result:
             run()
         step_s = watch.lap()[0] / count
     else:  # where others are at work too, one step may take twice as long as the next
-        step_s = median(_laps(watch, run, max(9, int(3.0 / once_s))))
+        step_s = median(_laps(watch, run, STEPS))
     peak = torch.cuda.max_memory_allocated() / 2**20 if setting.cuda else None
     power = power_w(run, step_s, step.inputs.device)
     return {

@@ -206,6 +206,7 @@ def check_reasons(plan: Plan, config: PCNConfig, model: nn.Module) -> None:
                 f"{name} keeps {layer.kept_outputs}, not {wanted}"
             )
     own = {name for name, module in model.named_modules() if list(module.parameters(recurse=False))}
+    own = {name.partition(".parametrizations.")[0] for name in own}  # which are parts of the layer that they are in
     assert own <= {*plan.layers, *plan.left_alone}
 
 

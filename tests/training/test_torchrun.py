@@ -55,7 +55,9 @@ def test_a_job_whose_process_dies_ends_at_once_and_resumes_exactly(tmp_path: Pat
         torch.testing.assert_close(found[name], value, rtol=0, atol=0 if processes == 2 else 1e-3)
 
 
-@pytest.mark.parametrize(("before", "after"), [("1 process", 2), ("2 processes", 1)])
+@pytest.mark.parametrize(
+    ("before", "after"), [("1 process", 2), pytest.param("2 processes", 1, marks=pytest.mark.slow)]
+)
 def test_another_number_of_processes_goes_on_and_says_that_it_is_another_run(
     tmp_path: Path, before: str, after: int
 ) -> None:
