@@ -84,7 +84,8 @@ def test_what_a_layer_with_another_basis_reads_is_kept_in_any_case(monkeypatch: 
         ({}, 1.0, ""),  # 1,536 numbers fewer, 768 more, and room for 512
         ({"stage3.0.conv2": 24}, 1.0, ""),  # 1,408 fewer
         ({"stage3.0.conv2": 24, "stage3.1.conv2": 28}, 1.0, "stage2.1.conv1"),  # 1,216 fewer; it keeps 512 more
-        ({"stage3.0.conv2": 24, "stage3.1.conv2": 28}, 9.0, "stage3.1.conv1"),  # which keeps 256 more
+        ({"stage3.0.conv2": 24, "stage3.1.conv2": 28}, 1.3, "stage3.1.conv1"),  # which keeps 256 more
+        ({"stage3.0.conv2": 24, "stage3.1.conv2": 28}, 9.0, "stage3.1.conv1"),
     ],
 )
 def test_all_layers_together_keep_no_more_than_the_parents(
@@ -99,11 +100,27 @@ def test_all_layers_together_keep_no_more_than_the_parents(
     def pretended(part: nn.Module, like: Tensor) -> float:
         form = next(module for module in part if isinstance(module, FusedLayer)).use.form
         slow = isinstance(part, choose._Branching) and like.shape[1:] == (16, 4, 4)  # stage2.1.conv1
-        return {"fused": 0.5, "factored": 0.7, "folded": folding_s if slow else 1.0}[form]
+        return {"fused": 0.9, "factored": 0.95, "folded": folding_s if slow else 1.0}[form]
 
     monkeypatch.setattr(choose, "time_s", pretended)
     forms = choose_forms(model, batch[:4])
     assert {name: form for name, form in forms.items() if form != "fused"} == ({folded: "folded"} if folded else {})
+
+
+@pytest.mark.parametrize(("folding_s", "form"), [(1.4, "folded"), (1.6, "factored")])
+def test_nothing_is_folded_for_memory_that_would_take_half_as_long_again(
+    folding_s: float, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dense layers behind no norm keep what they read and a projection, and are much faster with it."""
+    model, batch = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), torch.randn(200, 64)
+    pcn.compress_(model, [batch], pcn.PCNConfig(rank=8))
+    seconds = {"factored": 1.0, "folded": folding_s}
+
+    def pretended(part: nn.Module, like: Tensor) -> float:
+        return seconds[next(module for module in part if isinstance(module, FusedLayer)).use.form]
+
+    monkeypatch.setattr(choose, "time_s", pretended)
+    assert set(choose_forms(model, batch).values()) == {form}
 
 
 def test_without_norms_only_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from pcn.nn import PCModule
 from pcn.running.example import Example
 from pcn.running.untouched import untouched
 
+DEAR = 1.5  # times as long: nothing is folded for the sake of memory that takes longer than that
 KEPT_COUNTS = 0.25  # a power: for twice the memory until the backward pass, a form has to be 19% faster
 
 
@@ -148,13 +150,18 @@ class _Choice:
         """How many numbers more than the parent's layer are kept for the backward pass."""
         return self.positions * (self.place.keeps(form) - self.place.keeps("folded"))
 
+    def may_fold(self, form: Form) -> bool:
+        """Whether folding would save memory, for not too much time."""
+        folded = self.seconds.get("folded", math.inf)
+        return self.more(form) > 0 and folded <= DEAR * self.seconds[form]
+
     def price(self, form: Form) -> float:
         """The seconds that folding the layer costs, for each number that it saves."""
         return (self.seconds["folded"] - self.seconds[form]) / self.more(form)
 
 
 def _chosen(choices: Mapping[str, _Choice]) -> dict[str, Form]:
-    """The best form of each, such that all together keep no more than the parent's layers, as far as folding helps.
+    """The best form of each, such that all together keep no more than the parent's layers, where that is not dear.
 
     There is to be room for one more gradient of the last layer's input, where the backward pass begins and all is kept:
     a compiler writes it over what it is made of, our passes do not.
@@ -162,7 +169,7 @@ def _chosen(choices: Mapping[str, _Choice]) -> dict[str, Form]:
     forms = {name: choice.best for name, choice in choices.items()}
     *_, last = choices.values() or [None]
     room = 0 if last is None else last.positions * len(last.place.layer.basis)
-    large = [name for name, form in forms.items() if choices[name].more(form) > 0 and "folded" in choices[name].seconds]
+    large = [name for name, form in forms.items() if choices[name].may_fold(form)]
     for name in sorted(large, key=lambda name: choices[name].price(forms[name])):
         if sum(choices[each].more(form) for each, form in forms.items()) + room <= 0:
             break
