@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from pcn.nn import PCModule
 from pcn.running.example import Example
 from pcn.running.untouched import untouched
 
-DEAR = 1.5  # times as long: nothing is folded for the sake of memory that takes longer than that
 KEPT_COUNTS = 0.25  # a power: for twice the memory until the backward pass, a form has to be 19% faster
 
 
@@ -151,9 +149,8 @@ class _Choice:
         return self.positions * (self.place.keeps(form) - self.place.keeps("folded"))
 
     def may_fold(self, form: Form) -> bool:
-        """Whether folding would save memory, for not too much time."""
-        folded = self.seconds.get("folded", math.inf)
-        return self.more(form) > 0 and folded <= DEAR * self.seconds[form]
+        """Whether a layer runs in one pass with a norm, and would keep less folded."""
+        return form == "fused" and self.more(form) > 0 and "folded" in self.seconds
 
     def price(self, form: Form) -> float:
         """The seconds that folding the layer costs, for each number that it saves."""
@@ -161,7 +158,9 @@ class _Choice:
 
 
 def _chosen(choices: Mapping[str, _Choice]) -> dict[str, Form]:
-    """The best form of each, such that all together keep no more than the parent's layers, where that is not dear.
+    """The best form of each, such that all together keep no more than the parent's layers, as far as our passes go.
+
+    Layers that stand by themselves run as is best for each: dense ones are much faster for the little that they keep.
 
     There is to be room for one more gradient of the last layer's input, where the backward pass begins and all is kept:
     a compiler writes it over what it is made of, our passes do not.
