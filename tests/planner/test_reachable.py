@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import pcn
 from pcn.costs.usage import Usage
@@ -363,6 +363,20 @@ def test_a_parametrised_layer_is_named_by_itself_with_what_to_do() -> None:
     with pytest.raises(pcn.ConfigError, match=r"nothing from '2' \(4,2\d\d parameters: .*remove_parametrizations"):
         pcn.compress_(model, [torch.randn(100, 64)], params=0.1)
     assert pcn.make_plan(model, pcn.analyze(model, [torch.randn(100, 64)])).left_alone.keys() == {"2"}
+
+
+def test_a_model_that_is_parametrised_itself_is_named_so() -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.before = nn.Parameter(torch.randn(64, 64)), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.before(x) @ self.weight
+
+    model = nn.utils.parametrizations.weight_norm(Product())
+    with pytest.raises(pcn.ConfigError, match=r"nothing from the model itself \(4,160 parameters: .*parametrised"):
+        pcn.compress_(model, [torch.randn(100, 64)], params=0.3)
 
 
 def wide_then_narrow() -> nn.Sequential:

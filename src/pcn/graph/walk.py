@@ -12,7 +12,7 @@ from typing import Any, cast
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
-from pcn.graph import parts, pointwise, reshaping, weighted  # noqa: F401  (imported for the rules that they register)
+from pcn.graph import losses, parts, pointwise, reshaping, weighted  # noqa: F401  (for the rules that they register)
 from pcn.graph.atoms import Atoms, Carried
 from pcn.graph.independent import is_independent
 from pcn.graph.rules import Call, apply_rule, refuse

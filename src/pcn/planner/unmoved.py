@@ -64,7 +64,7 @@ def _numbers(model: nn.Module, *, stored: bool = False) -> dict[str, int]:
     """How many numbers each module trains, or stores, itself; one that several share counts once, for the first."""
     found: Counter[str] = Counter()
     for name, tensor in chain(model.named_parameters(), model.named_buffers() if stored else ()):
-        owner = name.rpartition(".")[0].partition(".parametrizations.")[0]
+        owner = f".{name}".rpartition(".")[0].partition(".parametrizations.")[0].removeprefix(".")
         found[owner] += tensor.numel() if stored or tensor.requires_grad else 0
     return found
 
