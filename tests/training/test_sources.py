@@ -76,9 +76,15 @@ def test_missing_data_says_where_to_get_it_and_where_to_put_it(tmp_path: Path) -
         load("cifar")
 
 
-def test_an_archive_that_reaches_outside_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["above", "absolute", "linked"])
+def test_an_archive_that_reaches_outside_is_refused(tmp_path: Path, how: str) -> None:
     with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
-        member = tarfile.TarInfo("../outside.txt")
+        if how == "linked":
+            link = tarfile.TarInfo("inside")
+            link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+            archive.addfile(link)
+        names = {"above": "../outside.txt", "absolute": str(tmp_path / "outside.txt"), "linked": "inside/outside.txt"}
+        member = tarfile.TarInfo(names[how])
         member.size = 4
         archive.addfile(member, io.BytesIO(b"evil"))
     inner = tmp_path / "data"

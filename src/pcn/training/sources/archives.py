@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pcn.errors import DataError
 
@@ -36,15 +37,30 @@ def _holding(candidates: Sequence[Path], names: Sequence[str]) -> Path | None:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a tar archive whole or not at all; members that would land outside the folder are refused."""
-    if not hasattr(tarfile, "data_filter"):
-        raise DataError(f"this Python cannot unpack {archive} safely: unpack it by hand, or use Python 3.11.4 or later")
+    """Unpack a tar archive whole or not at all; it may hold files and folders, and nothing outside of the folder."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpacking-") as temporary:
         try:
             with tarfile.open(archive) as opened:
-                opened.extractall(temporary, filter="data")
+                for member in opened:
+                    _put(opened, member, Path(temporary))
         except (tarfile.TarError, EOFError, OSError) as error:
             raise DataError(f"cannot unpack {archive}: {error}; get it again, or free some space") from error
         for made in Path(temporary).iterdir():
             if not (folder / made.name).exists():
                 os.replace(made, folder / made.name)
+
+
+def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Write one member (tarfile's own filter for data is missing before Python 3.11.4)."""
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
+        raise tarfile.TarError(f"{member.name!r} is no file or folder below its own")
+    target = folder / path
+    if member.isdir():
+        target.mkdir(parents=True, exist_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    held = archive.extractfile(member)
+    assert held is not None  # of a file there is always something to read
+    with held, target.open("wb") as written:
+        shutil.copyfileobj(held, written)
