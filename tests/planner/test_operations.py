@@ -57,11 +57,23 @@ def transposed() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), up, nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
 
 
+class Mapped(nn.Module):
+    """Layers are called on one sample at a time, and run on all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(lambda sample: self.second(torch.relu(self.first(sample))))(x)
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, float]] = {
     "tied": (Tied, torch.arange(192).reshape(16, 12) % 60, 0.5),
     "weight norm": (normed, torch.randn(64, 16), 0.7),
     "transposed": (transposed, torch.randn(8, 3, 8, 8), 0.9),
     "attention": (Attending, torch.randn(8, 10, 16), 0.8),
+    "vmap": (Mapped, torch.randn(64, 16), 0.6),
 }
 
 

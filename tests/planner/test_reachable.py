@@ -329,9 +329,7 @@ class Reading(nn.Module):
 
 def test_what_is_named_is_what_the_limit_is_about() -> None:
     words = [torch.randint(500, (32, 64))]
-    with pytest.raises(
-        pcn.ConfigError, match=r"from what is no linear or convolutional layer \(524,288 FLOPs\)"
-    ) as said:
+    with pytest.raises(pcn.ConfigError, match=r"from what is in no layer that could change \(524,288 FLOPs\)") as said:
         pcn.compress_(Reading(), words, flops=0.1)
     assert "table" not in str(said.value)
     frozen = Reading()
@@ -377,6 +375,16 @@ def test_a_model_that_is_parametrised_itself_is_named_so() -> None:
     model = nn.utils.parametrizations.weight_norm(Product())
     with pytest.raises(pcn.ConfigError, match=r"nothing from the model itself \(4,160 parameters: .*parametrised"):
         pcn.compress_(model, [torch.randn(100, 64)], params=0.3)
+
+
+@pytest.mark.parametrize("limit", ["stored", "flops"])
+@pytest.mark.parametrize("skip_larger", [True, False])
+def test_frozen_layers_are_named_as_such(limit: str, skip_larger: bool) -> None:
+    model = nn.Sequential(nn.Linear(24, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    model[2].requires_grad_(False)
+    budget = pcn.Budget(**{limit: 0.3}, config=pcn.PCNConfig(skip_larger=skip_larger))
+    with pytest.raises(pcn.ConfigError, match=r"nothing from '2' \([^:)]*: its weight is frozen\)"):
+        pcn.compress_(model, [torch.randn(200, 24)], budget)
 
 
 def wide_then_narrow() -> nn.Sequential:

@@ -158,6 +158,23 @@ def test_a_batch_norm_that_also_normalises_something_else_takes_no_bias() -> Non
     assert distance(model(x), expected) < 1e-12
 
 
+@pytest.mark.parametrize("steps", [5, 8])
+def test_a_batch_norm_along_another_dimension_takes_no_bias(steps: int) -> None:
+    class Sequences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.norm = nn.Linear(12, 8, bias=False), nn.BatchNorm1d(steps)  # over steps, not features
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.fc(x))
+
+    model, x = Sequences().double().eval(), torch.randn(40, steps, 12).double() + 1
+    transform_(model, x, PCNConfig(rank=2, skip_larger=False))
+    expected = model(x)
+    assert fold_(model) == ["fc"]
+    assert distance(model(x), expected) < 1e-12
+
+
 def test_a_batch_norm_that_is_gone_takes_no_bias() -> None:
     model, x = conv_net().double(), images().double()
     transform_(model, x, PCNConfig(rank=0.5, skip_larger=False))

@@ -427,20 +427,21 @@ def test_the_new_weights_train() -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_a_layer_that_is_also_held_in_a_list_is_found_out() -> None:
+@pytest.mark.parametrize("outputs", [None, 6])  # with fewer of them it does not even run
+def test_a_layer_that_is_also_held_in_a_list_is_found_out(outputs: int | None) -> None:
     class Listed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = nn.Linear(12, 12), nn.Linear(12, 12)
+            self.a, self.b, self.last = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 3)
             self.steps = [self.a, self.b]
 
         def forward(self, x: Tensor) -> Tensor:
             for step in self.steps:
                 x = torch.tanh(step(x))
-            return x
+            return self.last(x)
 
     model, x = Listed(), torch.randn(40, 12)
-    plan, stats = prepared(model, x, PCNConfig(rank=4, skip_larger=False))
+    plan, stats = prepared(model, x, PCNConfig(rank=4, keep_outputs=outputs, skip_larger=False))
     before = record(model)
     with pytest.raises(PlanError, match="still calls the old 'a'"):
         plan.apply_(model, stats)

@@ -431,6 +431,10 @@ def test_layers_that_are_never_called():
 def test_models_that_cannot_be_looked_at_are_told_what_to_do():
     with pytest.raises(StatisticsError, match="on the meta device, where nothing is computed: give it weights first"):
         analyze(nn.Sequential(nn.Linear(4, 4, device="meta")), [torch.randn(3, 4)])
+    lazy = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2))
+    with pytest.raises(StatisticsError, match=r"'1\.weight' is lazy, and looking .* does not change it: run it once"):
+        analyze(lazy, [torch.randn(3, 4)])
+    assert isinstance(lazy[1], nn.LazyLinear)
     with pytest.raises(StatisticsError, match=r"transform the model before torch.jit.script or torch.jit.trace"):
         analyze(torch.jit.script(nn.Sequential(nn.Linear(4, 4))), [torch.randn(3, 4)])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from contextlib import ExitStack
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -104,5 +105,7 @@ def as_call(node: fx.Node, carried: dict[fx.Node, Any]) -> Call:
 def _op_name(node: fx.Node) -> str:
     if node.target is operator.getitem:
         return "getitem"
+    if isinstance(node.target, FunctionType):
+        return node.target.__name__
     name = str(getattr(node.target, "overloadpacket", None) or node.target)
     return name.replace("::", ".")

@@ -50,6 +50,7 @@ class Walk:
         self.positions: dict[str, tuple[int, int]] = {}
         self.uncounted: set[str] = set()  # layers that run on as many rows as the data says
         self.independent: set[fx.Node] = set()  # what depends on no sample
+        self.mapped: list[int] = []  # over how many torch.vmap goes here: shapes are those of one of them
         self.entered, self.place = 0, ""  # graphs entered so far, and a prefix for names in the one that is followed
         self.flow: list[Passed] = []
         self.constants: list[Tensor] = []
@@ -119,6 +120,10 @@ class Walk:
         if call.op in WRAPPERS:
             return self._enter(node, carried)
         self._used_directly(node, call)
+        if call.op == "_vmap_increment_nesting":
+            self.mapped.append(call["argument0"])
+        elif call.op == "_vmap_decrement_nesting":
+            self.mapped.pop()
         if (norm := self._batch_norm(node)) is not None:
             self.norm_calls[norm] += 1
         if call.op in WEIGHT_ARGUMENT:
@@ -166,7 +171,7 @@ class Walk:
             self.atoms.pin_all(weight, f"{layer!r} reads it, and {more}")
         source = _called_on(module, node)
         self.reads[layer] = (*self.reads.get(layer, ()), f"{self.place}{source}")
-        self._norm(node, layer)
+        self._norm(node, layer, weight)
         self._count(node, layer, source, weight)
 
     def _count(self, node: fx.Node, layer: str, source: fx.Node, weight: Carried) -> None:
@@ -177,11 +182,15 @@ class Walk:
         spatial = max(weight.ndim - 2, 0)
         inputs, outputs = self.positions.setdefault(layer, (0, 0))
         if source not in self.independent:
-            self.positions[layer] = (inputs + _positions(source, spatial), outputs + _positions(node, spatial))
+            times = math.prod(self.mapped)
+            read, written = times * _positions(source, spatial), times * _positions(node, spatial)
+            self.positions[layer] = (inputs + read, outputs + written)
 
-    def _norm(self, node: fx.Node, layer: str) -> None:
+    def _norm(self, node: fx.Node, layer: str, weight: Carried) -> None:
+        """Note the batch norm that alone reads a layer's output, along the same dimension as its channels."""
         users = list(node.users)
-        name = self._batch_norm(users[0]) if len(users) == 1 else None
+        along = len(shapes(node)[0]) - max(weight.ndim - 2, 0) - 1  # not of linear layers on sequences, say
+        name = self._batch_norm(users[0]) if len(users) == 1 and along == 1 else None
         if name is not None and len(self.reads[layer]) == 1:
             self.norm_after[layer] = name
         else:

@@ -25,10 +25,10 @@ class Budget:
     says which: "30%" is a fraction; "0.3 ms" and "0.5 MiB" are amounts, which may be below 1. ``params`` counts trained
     parameters, ``flops`` the operations per sample in matrix products and convolutions; ``step_ms`` is the time of a
     training step, forward and backward, measured on the model's device, and ``memory_mib`` what it holds: weights,
-    gradients, the optimizer's state, and activations for the backward pass; ``stored`` counts all numbers that are kept
-    when the model is saved, bases and running statistics too. Which layers may change, and all options, come
-    from ``config``; layers for which it has a rule keep to that. ``worth`` and ``patterns`` are chosen by the limits
-    where they are None: see :meth:`settled`.
+    gradients, the optimizer's state, and activations for the backward pass; ``stored`` counts all floating-point
+    numbers that are kept when the model is saved, bases and running statistics too. Which layers may change, and all
+    options, come from ``config``; layers for which it has a rule keep to that. ``worth`` and ``patterns`` are chosen by
+    the limits where they are None: see :meth:`settled`.
 
     >>> Budget(params=0.25, config=PCNConfig(exclude=["head"])).limit("params", 4_000_000)
     1000000

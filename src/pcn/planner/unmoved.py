@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 NAMED = 3  # parts that a message names
 MUCH = 0.05  # of all that there is: what is less is not why a budget cannot be met
-ELSEWHERE = "what is no linear or convolutional layer"
-NO_SMALLER = "no form of it on offer is smaller and no slower; PCNConfig(skip_larger=False) has others"
+ELSEWHERE = "what is in no layer that could change"
+FROZEN = "its weight is frozen"
+NO_SMALLER = "no form of it on offer is smaller and no slower"
+HAS_OTHERS = "PCNConfig(skip_larger=False) has others"
 
 
 def unmoved(model: nn.Module, plan: Plan, budget: Budget, changing: Container[str], now: Costs) -> dict[str, str]:
@@ -34,7 +36,8 @@ def unmoved(model: nn.Module, plan: Plan, budget: Budget, changing: Container[st
     }
     if "flops" in now:
         counted["flops"] = _operations(plan, now["flops"]) | {layer.name: layer.flops_after or 0 for layer in ruled}
-    reasons = {name: layer.reason for name, layer in plan.layers.items()} | plan.left_alone
+    frozen = {name: FROZEN for name, layer in plan.layers.items() if layer.frozen}
+    reasons = {name: layer.reason for name, layer in plan.layers.items()} | plan.left_alone | frozen
     said = {}
     for limit in budget.units:
         unit = limit if limit in counted else "params"
@@ -56,8 +59,9 @@ def _why(name: str, reasons: Mapping[str, str | None], budget: Budget) -> str:
         return ""
     if name in reasons and budget.config.fixes(name):
         return ": a rule says what it keeps"
-    known = name in reasons and reasons[name] is None  # nothing speaks against it, but nothing is gained by it
-    return f": {NO_SMALLER if known else reasons.get(name) or 'it is no layer that changes'}"
+    if name in reasons and reasons[name] is None:  # nothing speaks against it, but nothing is gained by it
+        return f": {NO_SMALLER}; {HAS_OTHERS}" if budget.config.skip_larger else f": {NO_SMALLER}"
+    return f": {reasons.get(name) or 'it is no layer that changes'}"
 
 
 def _numbers(model: nn.Module, *, stored: bool = False) -> dict[str, int]:

@@ -99,25 +99,28 @@ def _check_runs(model: nn.Module, example: Example, replaced: dict[nn.Module, st
     old_ones = ((tensor, name) for old, name in replaced.items() for tensor in old.parameters(recurse=False))
     owners = Places((tensor, name) for tensor, name in old_ones if not kept.over(tensor))
     used: list[str] = []
+    failed: Exception | None = None
     try:
         with untouched(model), ExitStack() as hooks:
             for old, name in replaced.items():
                 _watch_(old, partial(called.append, name), hooks)
             hooks.enter_context(UsesOf(owners, used.append))
             example.call(model)
-    except Exception as error:
-        why = f"{error}; {needs}" if (needs := without_gradients(error)) else str(error)
-        raise PlanError(f"the transformed model does not run, so the model was put back as it was: {why}") from error
+    except Exception as error:  # perhaps because of an old layer, which is the better reason
+        failed = error
     if called:
         raise PlanError(
             f"the model still calls the old {called[0]!r}, which it also holds outside its submodules (in a list, "
             "say), so it was put back as it was; hold layers in an nn.ModuleList, or exclude this one"
-        )
+        ) from failed
     if used:
         raise PlanError(
             f"the model still computes with the old weight or bias of {used[0]!r}, which it holds elsewhere too "
             "(in a list, say), so it was put back as it was; exclude this layer"
-        )
+        ) from failed
+    if failed is not None:
+        why = f"{failed}; {needs}" if (needs := without_gradients(failed)) else str(failed)
+        raise PlanError(f"the transformed model does not run, so the model was put back as it was: {why}") from failed
 
 
 def _watch_(old: nn.Module, told: Callable[[], None], stack: ExitStack) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from pcn.collectives import Ranks
 from pcn.config import matches
@@ -52,7 +53,10 @@ def as_list(names: str | Iterable[str], argument: str) -> list[str]:
 
 
 def check_weights(model: nn.Module) -> None:
-    """Raise where there is nothing to compute with."""
+    """Raise where there is nothing to compute with, or nothing yet: a first call would make it."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise StatisticsError(f"{name!r} is lazy, and looking at a model does not change it: run it once first")
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise StatisticsError("the model is on the meta device, where nothing is computed: give it weights first")
 
