@@ -31,7 +31,7 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
         flush(temporary)
         os.replace(temporary, path)
         flush(path.parent)
-    except OSError:
+    except BaseException:  # an interrupt too
         temporary.unlink(missing_ok=True)
         raise
 

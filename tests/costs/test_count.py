@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pcn import models
 from pcn.costs.count import Cost, count, flops_per_sample
 from pcn.errors import ConfigError
+from pcn.nn import PCConv2d
 
 
 def test_running_statistics_count_to_the_total_and_the_batch_counter_does_not() -> None:
@@ -190,3 +191,12 @@ def test_products_of_several_matrices_are_counted_in_every_dtype(way: str, multi
     assert flops_per_sample(Experts(way).to(dtype), x) == 2 * multiplied / 8
     both = 2 * (8 * 8 * 16 + 8 * 8 * 16) / 8  # of x and of what it was multiplied with
     assert flops_per_sample(Experts("sums").to(dtype), x) == both
+
+
+@pytest.mark.parametrize("batch", [1, 2, 32])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_kernel_out_of_patterns_is_made_once_for_all_samples(batch: int, groups: int) -> None:
+    layer = PCConv2d(16, 16, 3, rank=4, padding=1, groups=groups, kernel_rank=2)
+    every_tap = PCConv2d(16, 16, 3, rank=4, padding=1, groups=groups)
+    images = torch.ones(batch, 16, 8, 6)
+    assert flops_per_sample(layer, images) == flops_per_sample(every_tap, images)

@@ -387,6 +387,15 @@ def test_frozen_layers_are_named_as_such(limit: str, skip_larger: bool) -> None:
         pcn.compress_(model, [torch.randn(200, 24)], budget)
 
 
+def test_buffers_that_are_not_saved_are_no_stored_numbers() -> None:
+    model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 16))
+    model.register_buffer("mask", torch.ones(64, 64, dtype=torch.bool))
+    model.register_buffer("scratch", torch.ones(64, 64), persistent=False)
+    with pytest.raises(pcn.ConfigError, match="too small") as said:
+        pcn.compress_(model, [torch.randn(200, 64)], stored=200)
+    assert "4,096" not in str(said.value)
+
+
 def wide_then_narrow() -> nn.Sequential:
     return nn.Sequential(nn.Linear(768, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pcn
 from pcn.config import ORDERS
 from pcn.errors import FileError
 from pcn.layers import LAYER_TYPES
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Cut, Plan
+from small import Mlp, vectors
 
 texts = st.text(max_size=12)
 sizes = st.integers(1, 6)
@@ -209,3 +211,14 @@ def test_hostile_plans_are_refused_with_what_is_wrong(text: str, message: str) -
     with pytest.raises(FileError, match=message) as refused:
         Plan.from_json(text)
     assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("rule", [False, True])
+def test_a_whole_number_may_say_how_much_is_preconditioned(rule: bool) -> None:
+    layers = {"fc1": pcn.LayerRule(rank=2, precondition=1)} if rule else {}
+    model = Mlp()
+    stats = pcn.analyze(model, [vectors()])
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=2, precondition=1, skip_larger=False, layers=layers))
+    assert plan.layers["fc1"].precondition == 1
+    assert pcn.Plan.from_json(plan.to_json()) == plan
+    assert pcn.Plan.from_json(plan.to_json().replace('"precondition": 1.0', '"precondition": 1')) == plan

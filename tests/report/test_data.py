@@ -246,6 +246,16 @@ def test_the_same_run_can_be_asked_for_again(switched: Path) -> None:
     assert again == settings
 
 
+@pytest.mark.parametrize("odd", [{"data_dir": "/data/\N{GRINNING FACE}\x7f"}, {"model_options": {"a": 2, "b": None}}])
+def test_settings_of_any_text_are_written_as_toml(odd: dict[str, Any]) -> None:
+    import tomllib
+
+    written = same_run(Settings(**odd))
+    expected = {key: {"a": 2} if key == "model_options" else value for key, value in odd.items()}
+    assert tomllib.loads(written) == {**expected, "switch_at": "accuracy slows"}
+    assert ("null for b" in written) == ("model_options" in odd)
+
+
 def test_ranks_in_place_of_a_budget_are_preconditioned_as_it_did() -> None:
     def said(*layers: nn.Module) -> float | None:
         model, x = nn.Sequential(*layers), torch.randn(64, 3, 8, 8)

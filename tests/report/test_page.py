@@ -325,3 +325,22 @@ def test_a_line_of_the_history_can_be_singled_out(browser: Browser, page: Page, 
     assert faded == [False, True]
     assert json.loads(browser.text("#data"))["planned"] is False
     assert browser.problems() == []
+
+
+@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize("also_bias", [True, False])
+def test_the_slider_counts_frozen_layers_as_the_planner_does(
+    browser: Browser, tmp_path: Path, planned: bool, also_bias: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+    model[2].weight.requires_grad_(False)
+    model[2].bias.requires_grad_(not also_bias)
+    stats = pcn.analyze(model, [torch.randn(200, 4) @ torch.randn(4, 32)])
+    config = pcn.PCNConfig(rank=pcn.ExplainedVariance(0.5))
+    plan = pcn.make_plan(model, stats, config)
+    assert plan.layers["2"].rank is not None
+    browser.visit(write_report(tmp_path / "report.html", of(stats, plan if planned else None, config)))
+    assert shown_count(browser, "trainable") == plan.trainable_after
+    assert shown_count(browser, "stored") == sum(layer.stored_after for layer in plan.layers.values())
+    assert f"was {sum(layer.size_before for layer in plan.layers.values()):,}" in browser.text("#totals")

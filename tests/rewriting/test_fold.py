@@ -628,7 +628,14 @@ def test_with_one_norm_its_running_mean_takes_the_bias() -> None:
     assert distance(model(x), expected) < 1e-10
 
 
-@pytest.mark.parametrize("config", [PCNConfig(rank=0.5), PCNConfig(rank=0.5, kernel_rank=2)], ids=["taps", "patterns"])
+CUT_ONLY = PCNConfig(layers={"0": LayerRule(keep_outputs=8), "2": LayerRule(rank=8)})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [PCNConfig(rank=0.5), PCNConfig(rank=0.5, kernel_rank=2), CUT_ONLY],
+    ids=["taps", "patterns", "cut"],
+)
 def test_channels_that_were_last_in_memory_are_last_again(config: PCNConfig) -> None:
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3)).to(memory_format=torch.channels_last)
     compress_(model, [torch.randn(32, 3, 8, 8)], config)

@@ -422,3 +422,18 @@ def test_history_on_a_gpu_stays_there(kind: type[torch.optim.Optimizer], options
     assert {key: value.device for key, value in after.items()} == {key: value.device for key, value in before.items()}
     for seed in (2, 3):
         step(model, optimizer, tuple(t.cuda() for t in vectors(seed)))
+
+
+@pytest.mark.parametrize(("kernel", "padding"), [((3, 9), (1, 0)), ((3, 15), (1, 0)), ((1, 17), (0, 1))])
+def test_moments_of_convolutions_along_flat_images_stay_numbers(
+    kernel: tuple[int, int], padding: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, kernel, padding=padding)
+    model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4))
+    optimizer, images = torch.optim.AdamW(model.parameters()), torch.randn(16, 3, 2, 32)
+    step(model, optimizer, (images, torch.zeros(16, dtype=torch.long)))
+    config = pcn.PCNConfig(layers={"2": pcn.LayerRule(rank=4)}, exclude=["0", "5"])
+    pcn.compress_(model, [images], config, optimizer=optimizer)
+    step(model, optimizer, (images, torch.zeros(16, dtype=torch.long)))
+    assert all(parameter.isfinite().all() for parameter in model.parameters())

@@ -79,7 +79,9 @@ def test_the_plain_state_is_that_of_the_plain_model(form: pcn.rewriting.plain.Pl
     assert load_file(done.path).keys() == plain.state_dict().keys()
     assert done.difference is not None
     assert done.stored == count(plain).total != count(model).total
-    assert export_state(model, None, tmp_path / "plain.safetensors", form).difference is None
+    assert export_state(model.train(), None, tmp_path / "plain.safetensors", form).difference is None
+    export_state(model, Example.of(images(3)), tmp_path / "plain.safetensors", form)
+    assert model.training  # as it was
 
 
 class OtherWhenExported(nn.Module):

@@ -169,3 +169,9 @@ def test_results_equal_numpy_for_a_whole_model():
     hidden = torch.tanh(model[0](batch)).detach().double().numpy()
     np.testing.assert_allclose(statistics.mean("2"), hidden.mean(0), atol=1e-6)
     np.testing.assert_allclose(statistics.covariance("2")[0], np.cov(hidden, rowvar=False), atol=1e-6)
+
+
+def test_merged_layers_stand_as_in_the_model():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.randn(9, 4)
+    one, other = analyze(model, [x], exclude="0"), analyze(model, [x], exclude="4")
+    assert list(one.merge(other).layers) == list(other.merge(one).layers) == ["0", "2", "4"]

@@ -161,6 +161,13 @@ def test_what_cannot_be_measured_does_not_stop_a_run(tmp_path: Path) -> None:
     assert (folder / "report.html").exists()
 
 
+def test_one_sample_to_look_at_does_not_stop_a_run(tmp_path: Path) -> None:
+    folder = train(tmp_path / "run", "--epochs", "1", "--calibration-samples", "1")
+    kept = json.loads((folder / "spectra.json").read_text())
+    assert "fewer than two samples" in kept["left_alone"][list(kept["left_alone"])[-1]]
+    assert (folder / "report.html").exists()
+
+
 def test_a_negative_number_of_epochs_is_refused() -> None:
     with pytest.raises(pcn.ConfigError, match="measure_every=-1"):
         Settings(measure_every=-1)

@@ -26,7 +26,7 @@ from pcn.training.pictures import Pictures
 from pcn.training.requests import analysis_options, build_model, parse_rank, pcn_config
 from pcn.training.settings import FLAGS, read_toml
 from pcn.training.streaming import ImageStream
-from pcn.training.switch_time import parse_switch, switch_rule
+from pcn.training.switch_time import fade_steps, parse_switch, switch_rule
 from stopped_runs import DEADLINES, train_to_the_end
 
 SMALL = shlex.split(
@@ -153,7 +153,7 @@ def test_a_fade_is_not_cut_short_where_patience_would_end(
     result = train(capsys, tmp_path / "run", *flags, "--patience", str(patience))
     (fade,), (switch,) = (metrics(tmp_path / "run", event) for event in ("fade", "switch"))
     assert (fade["step"], switch["step"], switch["fade_steps_left"]) == (14, 14 + 35, 0)
-    assert result["epoch"] == 3 + patience  # which begins anew with the network that the switch has made
+    assert result["epoch"] == 4 + patience  # behind the first of the network that the switch has made
 
 
 def test_a_toml_file_and_flags_say_the_same_and_flags_win(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,6 +252,17 @@ def test_what_only_a_switch_could_do_is_refused_without_one(asked: dict[str, Any
     with pytest.raises(pcn.ConfigError, match=rf"^{next(iter(asked))}=.*, but switch_at is 'never': say when"):
         switch_rule(Settings(**asked))
     switch_rule(Settings(**asked, switch_at="2"))
+
+
+def test_a_fade_takes_a_step_at_least() -> None:
+    assert [fade_steps(Settings(switch_at="1", fade_epochs=epochs), 9) for epochs in (0.0, 0.04, 0.5)] == [0, 1, 4]
+
+
+def test_the_first_epoch_is_the_best_so_far_whatever_the_margin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train(capsys, tmp_path / "run", "--switch-at", "1", "--epochs", "2", "--keep-best", "--min-delta", "120")
+    assert result["best_accuracy"] is not None
 
 
 def test_a_run_without_a_switch_may_say_everything_else() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from pcn.graph.independent import is_independent
+
+aten = torch.ops.aten
 
 
 class Constants(TorchDispatchMode):
@@ -34,11 +37,18 @@ class Constants(TorchDispatchMode):
         read = [self._holds(tensor) for tensor in _tensors((args, kwargs))]
         if all(read):
             self.flops += self._counter.get_total_flops() - before
-        if is_independent(func, read):
+        if is_independent(func, read) or self._looks_up(func, args):
             self._add(_tensors(out))
         elif not all(read) and getattr(getattr(func, "_schema", None), "is_mutable", False):
             self._storages -= {_storage(tensor) for tensor in _tensors(out)}
         return out
+
+    def _looks_up(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether constants are looked up in one, by numbers that were spread over its other dimensions, no samples."""
+        if getattr(func, "overloadpacket", None) is not aten.gather:
+            return False
+        source, dim, index = args[:3]
+        return self._holds(source) and _storage(index) in self._storages and index.stride(dim) != 0
 
     def _holds(self, tensor: Tensor) -> bool:
         return id(tensor) in self._known and _storage(tensor) in self._storages

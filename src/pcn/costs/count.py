@@ -41,16 +41,18 @@ def count(model: nn.Module) -> Cost:
     >>> count(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     Cost(trainable=12, total=16)
     """
-    parameters = list(model.parameters())
-    trainable = sum(p.numel() for p in parameters if p.requires_grad)
-    frozen = sum(p.numel() for p in parameters if not p.requires_grad)
-    return Cost(trainable, trainable + frozen + sum(_stored(module) for module in model.modules()))
+    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return Cost(trainable, sum(tensor.numel() for _, tensor in stored(model)))
 
 
-def _stored(module: nn.Module) -> int:
-    temporary = module._non_persistent_buffers_set
-    buffers = (buffer for name, buffer in module._buffers.items() if name not in temporary)
-    return sum(buffer.numel() for buffer in buffers if buffer is not None and buffer.is_floating_point())
+def stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield what counts as stored, by name: parameters, and floating-point buffers that are saved with them."""
+    yield from model.named_parameters()
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            saved = buffer is not None and name not in module._non_persistent_buffers_set
+            if saved and buffer.is_floating_point():
+                yield f"{prefix}.{name}".lstrip("."), buffer
 
 
 def flops_per_sample(model: nn.Module, batch: Any, *, forward: Forward | None = None) -> float:

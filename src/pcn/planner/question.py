@@ -6,12 +6,12 @@ import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from pcn.config import PCNConfig
+from pcn.costs.count import stored
 from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
 from pcn.layers import by_group, canonical_weight, transformable_layers, unwrap
@@ -234,7 +234,7 @@ def _ruled(
 def cut_elsewhere(model: nn.Module, plan: Plan, units: Container[str]) -> Costs:
     """What goes with dropped channels but belongs to no layer of the plan: parameters and statistics of norms, say."""
     gone = {"params": 0, "stored": 0}
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+    for name, tensor in stored(model):
         cuts = plan.slices.get(name, {})
         if cuts and name.rpartition(".")[0] not in plan.layers:
             left = (len(cuts[dim].kept) if dim in cuts else size for dim, size in enumerate(tensor.shape))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Mapping
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from torch import nn
 
+from pcn.costs.count import stored
 from pcn.planner.units import UNITS, Costs
 from pcn.plans.plan import Plan
 
@@ -32,7 +32,7 @@ def unmoved(model: nn.Module, plan: Plan, budget: Budget, changing: Container[st
     ruled = [layer for layer in plan.layers.values() if layer.changed and budget.config.fixes(layer.name)]
     counted = {
         "params": _numbers(model) | {layer.name: layer.trainable_after for layer in ruled},
-        "stored": _numbers(model, stored=True) | {layer.name: layer.stored_after for layer in ruled},
+        "stored": _numbers(model, all_of_them=True) | {layer.name: layer.stored_after for layer in ruled},
     }
     if "flops" in now:
         counted["flops"] = _operations(plan, now["flops"]) | {layer.name: layer.flops_after or 0 for layer in ruled}
@@ -64,12 +64,12 @@ def _why(name: str, reasons: Mapping[str, str | None], budget: Budget) -> str:
     return f": {reasons.get(name) or 'it is no layer that changes'}"
 
 
-def _numbers(model: nn.Module, *, stored: bool = False) -> dict[str, int]:
+def _numbers(model: nn.Module, *, all_of_them: bool = False) -> dict[str, int]:
     """How many numbers each module trains, or stores, itself; one that several share counts once, for the first."""
     found: Counter[str] = Counter()
-    for name, tensor in chain(model.named_parameters(), model.named_buffers() if stored else ()):
+    for name, tensor in stored(model):
         owner = f".{name}".rpartition(".")[0].partition(".parametrizations.")[0].removeprefix(".")
-        found[owner] += tensor.numel() if stored or tensor.requires_grad else 0
+        found[owner] += tensor.numel() if all_of_them or tensor.requires_grad else 0
     return found
 
 

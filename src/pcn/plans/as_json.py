@@ -113,7 +113,7 @@ def _fits(value: Any, expected: Any) -> bool:
         return type(value) is list and all(type(size) is int and size > 0 for size in value)
     if options := typing.get_args(expected):
         return any(value is None if option is type(None) else _fits(value, option) for option in options)
-    return type(value) is expected
+    return type(value) is expected or (expected is float and type(value) is int)
 
 
 def _is_possible(layer: LayerPlan) -> bool:

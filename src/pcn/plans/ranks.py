@@ -104,7 +104,7 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         layer,
         order=rule.order or config.order,
         basis=config.basis,
-        precondition=(config.precondition if rule.precondition is None else rule.precondition) or 0.0,
+        precondition=float((config.precondition if rule.precondition is None else rule.precondition) or 0.0),
         train_basis=config.train_basis,
         keep_dropped=config.keep_dropped,
     )

@@ -55,14 +55,14 @@ function updateLayer(row, plan) {
 
 function showTotals(plan) {
   const least = plan.exact ? '' : '≥ ';
-  const before = { trainable: sum(data.layers.map((layer) => layer.trainable)) };
+  const before = { trainable: sum(data.layers.map((layer) => layer.trainable)), stored: sum(data.layers.map((layer) => layer.size)) };
   before.flops = plan.flops === null ? null : sum(data.layers.map((layer) => layer.flops));
   const sizes = (label, name, was, note) => tile(label, `${least}${count(plan[name])}`, {
     was: `was ${count(was)}`, badge: factor(was, plan[name]), note, id: `total-${name}`,
   });
   const tiles = [
     sizes('Trained parameters', 'trainable', before.trainable, 'in linear and convolutional layers'),
-    sizes('Stored numbers', 'stored', before.trainable, 'with bases and means'),
+    sizes('Stored numbers', 'stored', before.stored, 'with bases and means'),
   ];
   if (plan.flops !== null) tiles.push(sizes('FLOPs per sample', 'flops', before.flops, 'forward, in these layers'));
   const was = plan.least === null ? null : `least in a layer: ${percent(plan.least)}`;

@@ -25,7 +25,8 @@ def layer_rows(spectra: Spectra, plan: Plan | None, config: PCNConfig) -> list[R
 def _unplanned(name: str, known: dict[str, Any]) -> LayerPlan:
     kernel = (known["taps"],) if known["taps"] > 1 else ()
     kind = "conv" if known["taps"] > 1 else "layer"
-    return LayerPlan(name, kind, known["inputs"], known["outputs"], known["groups"], kernel, known["bias"])
+    frozen = {"frozen": known.get("frozen", False), "bias_frozen": known.get("bias_frozen")}  # not in files from before
+    return LayerPlan(name, kind, known["inputs"], known["outputs"], known["groups"], kernel, known["bias"], **frozen)
 
 
 def _row(layer: LayerPlan, spectra: Spectra, config: PCNConfig, kept: Row | None) -> Row:
@@ -41,6 +42,9 @@ def _row(layer: LayerPlan, spectra: Spectra, config: PCNConfig, kept: Row | None
         "bias": layer.bias,
         "in_positions": layer.in_positions,
         "out_positions": layer.out_positions,
+        "size": layer.size_before,
+        "frozen": layer.frozen,
+        "trains_bias": layer.trains_bias,
         "trainable": layer.trainable_before,
         "flops": layer.flops_before,
         "activation": None if known is None else known["activation"],

@@ -44,17 +44,18 @@ function sizesOf(layer, rank, how) {
   const width = layer.inputs / layer.groups;
   const known = layer.out_positions !== null && layer.in_positions !== null;
   if (rank === null) {
-    return { trainable: layer.trainable, stored: layer.trainable, own: layer.trainable, flops: known ? layer.flops : null };
+    return { trainable: layer.trainable, stored: layer.size, own: layer.size, flops: known ? layer.flops : null };
   }
-  const core = layer.outputs * (rank * layer.trained_taps + 1);
+  const weights = layer.outputs * rank * layer.trained_taps;
   const basis = layer.inputs * (rank + 1);
   const patterns = layer.trained_taps < layer.taps ? layer.groups * rank * (layer.trained_taps + 1) * layer.taps : 0;
   const frozen = how.keep_dropped ? layer.outputs * width * layer.taps : 0;
-  const own = core + basis + patterns;
+  const own = weights + layer.outputs + basis + patterns;
+  const trained = layer.frozen ? 0 : weights + (how.train_basis ? basis : 0);
   const operations = layer.out_positions * (layer.outputs * rank * layer.taps + frozen) + layer.in_positions * layer.inputs * rank;
   return {
     width,
-    trainable: core + (how.train_basis ? basis : 0),
+    trainable: trained + (layer.trains_bias ? layer.outputs : 0),
     stored: own + frozen,
     own,
     flops: known ? 2 * operations : null,
@@ -67,7 +68,7 @@ function planLayer(layer, activations, choice, how) {
   const activation = activations[layer.activation];
   const { rank, exact } = rankOf(activation, choice.rule, choice.multipleOf);
   const sizes = sizesOf(layer, rank, how);
-  if (choice.skipLarger && sizes.own >= layer.trainable) {
+  if (choice.skipLarger && sizes.own >= layer.size) {
     return alone(`rank ${rank} would not make it smaller, the basis included`);
   }
   return { rank, reason: null, exact, variance: varianceKept(activation, rank), ...sizes };

@@ -28,18 +28,29 @@ def same_run(settings: Settings) -> str:
         if each.name == "switch_at":
             value = "accuracy slows" if value == default else value
         if each.name not in CHOSEN and value != default:
-            lines.append(f"{each.name} = {toml_value(value)}\n")
+            lines.append(f"{each.name} = {toml_value(value)}{_left_out(value)}\n")
     return "".join(lines)
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it.
+    """A value as TOML writes it; what is None in a mapping is left out, as TOML has no such value.
 
     >>> toml_value({"a b": [1, 2.5, True], "c": 'say "x"'})
     '{ "a b" = [1, 2.5, true], "c" = "say \\\\"x\\\\"" }'
     """
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {toml_value(item)}" for key, item in value.items()) + " }"
+        known = {key: item for key, item in value.items() if item is not None}
+        return "{ " + ", ".join(f"{_text(key)} = {toml_value(item)}" for key, item in known.items()) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_value, value)) + "]"
-    return json.dumps(value)
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    """As JSON writes it, but for characters that TOML wants as they are, and one that it wants escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _left_out(value: Any) -> str:
+    missing = [str(key) for key, item in value.items() if item is None] if isinstance(value, dict) else []
+    return f"  # and null for {', '.join(missing)}, which TOML cannot say" if missing else ""

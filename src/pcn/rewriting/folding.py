@@ -84,6 +84,7 @@ def _restoring(plan: Plan, model: nn.Module) -> Edit:
                 raise PlanError(f"the model no longer has {name!r}, which its plan has cut")
             old = held[name]
             new = _spread(old.detach(), plan, name, fill=1.0 if name.endswith("running_var") else 0.0)
+            new = new.contiguous(memory_format=layout_of(old))
             if isinstance(old, nn.Parameter):
                 new = nn.Parameter(new, old.requires_grad)
                 edit.replaced.append(Replaced(old, new, _carry_spread(plan, name)))

@@ -103,14 +103,18 @@ def carry_projected(
 
 
 def _padding(layer: PCModule, positions: float | None) -> Padding | None:
-    """What a convolution reads beside its images, which are taken to be as wide as they are high."""
+    """What a convolution reads beside its images, which are taken to be as wide as they are high where it fits them."""
     if not isinstance(layer, PCConvNd) or not layer.geometry.pads_with_zeros or positions is None or positions < 1:
         return None
     spatial = len(layer.kernel_size)
     stride, pads, dilation, groups, _ = layer.geometry
-    size = [max(1, round(positions ** (1 / spatial)))] * spatial
-    centre = project_constant(layer.mean, layer.basis, groups).reshape(groups, -1)
-    return Padding(centre, reads_inside(size, layer.kernel_size, stride, pads, dilation))
+    side = max(1, round(positions ** (1 / spatial)))
+    reach = zip(layer.kernel_size, dilation, pads, strict=True)
+    needs = (1 + apart * (taps - 1) - sum(beside) for taps, apart, beside in reach)
+    inside = reads_inside([max(side, least) for least in needs], layer.kernel_size, stride, pads, dilation)
+    if not inside.any():  # as of a stride that is larger than the images
+        return None
+    return Padding(project_constant(layer.mean, layer.basis, groups).reshape(groups, -1), inside)
 
 
 def carry_unprojected(layer: PCModule, place: Callable[[Tensor], Tensor]) -> Carry:

@@ -25,6 +25,7 @@ from pcn.rewriting.plain import PlainForm, to_plain
 from pcn.running.copying import copied
 from pcn.running.example import Example
 from pcn.running.trees import tensors_in
+from pcn.running.untouched import untouched
 from pcn.saving.weights import tensors_to_save
 from pcn.whole_files import write_whole, written_whole
 
@@ -171,7 +172,8 @@ def _tolerance(model: nn.Module, outputs: list[Tensor]) -> float:
 
 @torch.no_grad()
 def _outputs(model: nn.Module, example: Example) -> list[Tensor]:
-    return tensors_in(example.call(model.eval()))
+    with untouched(model):
+        return tensors_in(example.call(model))
 
 
 @contextmanager

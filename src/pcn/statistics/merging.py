@@ -66,11 +66,16 @@ def _sizes(statistics: Statistics, name: str) -> tuple[int, int, int, int, bool]
 
 
 def _in_order(mine: dict[str, LayerShape], other: dict[str, LayerShape]) -> dict[str, LayerShape]:
-    """The layers of both, each that only the other side has behind the one that it follows there: as in the model."""
+    """The layers of both, each that only the other side has behind the one that it follows there: as in the model.
+
+    Those that follow none there come before the first that both have.
+    """
     names = list(mine)
-    for before, name in zip([None, *other], other, strict=False):
+    at = next((names.index(name) for name in other if name in mine), len(names))
+    for name in other:
         if name not in mine:
-            names.insert(len(names) if before is None else names.index(before) + 1, name)
+            names.insert(at, name)
+        at = names.index(name) + 1
     both = mine | other
     return {name: both[name] for name in names}
 

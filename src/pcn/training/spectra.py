@@ -20,17 +20,20 @@ def spectra_of(stats: Statistics, plan: Plan | None = None, epoch: int | None = 
     """What is known of the layers that were measured and of what they read.
 
     Eigenvalues stand in descending order, group by group; ``complete`` says that those left out are 0. A plan that
-    was made from the statistics has found more of them than would be looked for otherwise.
+    was made from the statistics has found more of them than would be looked for otherwise. A layer of whose input less
+    than two samples were seen, as of an expert that is hardly chosen, has no spectrum.
     """
-    activations = dict.fromkeys(stats.layers.values())
+    seen = {name: key for name, key in stats.layers.items() if stats.samples(key) > 1}
+    unseen = dict.fromkeys(stats.layers.keys() - seen.keys(), "fewer than two samples of its input were seen")
+    activations = dict.fromkeys(seen.values())
     groups = sum(stats.spectrum(key).groups for key in activations)
     ranks = _ranks(stats, plan)
     return {
         "format": FORMAT,
         "version": VERSION,
         "epoch": epoch,
-        "layers": {name: _layer(stats, name) for name in stats.layers},
-        "left_alone": stats.left_alone,
+        "layers": {name: _layer(stats, name) for name in seen},
+        "left_alone": stats.left_alone | unseen,
         "activations": {key: _activation(stats, key, ranks.get(key, 1), MOST // groups) for key in activations},
     }
 
@@ -43,6 +46,8 @@ def _layer(stats: Statistics, name: str) -> dict[str, Any]:
         "groups": shape.groups,
         "taps": shape.taps,
         "bias": shape.bias,
+        "frozen": shape.frozen,
+        "bias_frozen": shape.bias_frozen,
         "activation": stats.layers[name],
     }
 

@@ -53,8 +53,8 @@ def _check_no_switch(settings: Settings) -> None:
 
 
 def fade_steps(settings: Settings, steps_per_epoch: int) -> int:
-    """Over how many steps what the cut takes away fades."""
-    return round(settings.fade_epochs * steps_per_epoch)
+    """Over how many steps what the cut takes away fades: at least one where it is to fade at all."""
+    return max(round(settings.fade_epochs * steps_per_epoch), 1 if settings.fade_epochs > 0 else 0)
 
 
 def parse_switch(text: str) -> SwitchRule | None:

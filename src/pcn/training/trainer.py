@@ -173,7 +173,8 @@ class Trainer:
         check_finite(loss, progress.epoch)
         self.log("epoch", **epoch_record(self, accuracy=accuracy, loss=loss, peak_memory_bytes=peak))
         wanted = self.settings.keep_best or self.settings.patience is not None
-        if wanted and accuracy > progress.best_accuracy + self.settings.min_delta:
+        first = progress.best_accuracy < 0  # of all, or behind the switch: nothing is known yet
+        if wanted and (first or accuracy > progress.best_accuracy + self.settings.min_delta):
             self._keep_best(accuracy)
         offer_after_epoch(self, accuracy)
         if self.keeper.due or self.ended:
