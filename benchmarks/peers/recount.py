@@ -1,6 +1,7 @@
 """Operations of recorded networks counted again from their plans, every layer in the form that it has by itself.
 
-Runs up to commit 030a2f1 counted compiled layers in the form in which the GPU was fastest, which may be the wide one.
+Runs up to commit 030a2f1 counted compiled layers in the form in which the GPU was fastest, which may be the wide one,
+and runs up to fefa62f the product that makes a kernel out of patterns, the same for all samples, for each of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pcn.whole_files import write_whole
 from peers.networks import planned
 from peers.order import Run
 from peers.parents import IMAGES, PARENTS
-from peers.plans import PLANNER, plan_name
+from peers.plans import PLANNER, plan_name, planner_run
 from peers.results import Results
 from records import alone_in
 
@@ -43,9 +44,10 @@ def recount(results: Results) -> list[Run]:
 def operations(results: Results, run: Run) -> float | None:
     """What a network computes for one sample; None where no plan of it is there."""
     parent = PARENTS[run.parent]
-    if run.method == PLANNER and run in results.plans:
+    if run.method in (PLANNER, "pcn-from-scratch") and planner_run(run) in results.plans:
         of_parent = parent.recipe(run.seed, run.epochs, Path())
-        model = planned(of_parent.model, of_parent.model_options, str(results.plans.path), plan_name(run))
+        name = plan_name(planner_run(run))
+        model = planned(of_parent.model, of_parent.model_options, str(results.plans.path), name)
         return flops_per_sample(model, torch.zeros(1, *IMAGES))
     if run.method == "pcn-paper":
         name = parent.paper[run.target]["pcn"]
