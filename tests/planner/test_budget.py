@@ -276,3 +276,23 @@ def test_a_floor_that_stands_in_the_way_is_named() -> None:
         pcn.compress_(network(), [BATCH], pcn.Budget(0.3, floor=0.5))
     with pytest.raises(pcn.ConfigError, match="from 0 to 1"):
         pcn.Budget(0.3, floor=2)
+
+
+def test_what_is_not_saved_does_not_count_as_saved_where_channels_go() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(channels, 1, 1), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    torch.manual_seed(0)
+    middle = nn.Conv2d(32, 32, 3, padding=1)
+    ends = nn.Conv2d(8, 32, 3, padding=1), nn.Linear(32, 10)
+    pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    model = nn.Sequential(ends[0], Scaled(32), nn.ReLU(), middle, Scaled(32), nn.ReLU(), *pooled, ends[1])
+    budget = pcn.Budget(stored=0.4, step=4, drop_channels=True, patterns=False)
+    plan = pcn.compress_(model, [torch.randn(64, 8, 8, 8)], budget)
+    assert any(name.endswith("scale") for name in plan.slices)
+    assert plan.whole["stored"][1] == count(model).total

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from pcn.graph.walk import as_op
+from pcn.graph.trace import op_name
 
 ADD = ("aten.add", "aten.add_")
 POOLS = ("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d")
@@ -26,17 +26,17 @@ def only_user(node: fx.Node) -> fx.Node | None:
 
 def is_average(node: fx.Node) -> bool:
     """Whether a node averages over all positions, for which nothing is kept but sizes."""
-    if as_op(node) == "aten.mean":
+    if op_name(node) == "aten.mean":
         return True
-    sizes = node.args[1] if as_op(node) in POOLS else None
+    sizes = node.args[1] if op_name(node) in POOLS else None
     return isinstance(sizes, Sequence) and all(size == 1 for size in sizes)
 
 
 def adds(node: fx.Node, norm: fx.Node) -> bool:
     """Whether a call adds two tensors of one shape and dtype."""
-    if as_op(node) not in ADD or node.kwargs or len(node.args) != 2:
+    if op_name(node) not in ADD or node.kwargs or len(node.args) != 2:
         return False
-    if as_op(node).endswith("_") and node.args[0] is not norm:  # what is written to is not ours
+    if op_name(node).endswith("_") and node.args[0] is not norm:  # what is written to is not ours
         return False
     values = [value.meta.get("val") if isinstance(value, fx.Node) else None for value in node.args]
     described = [(value.shape, value.dtype) for value in values if isinstance(value, torch.Tensor)]

@@ -16,8 +16,7 @@ from pcn.fusion.hooks import hooked
 from pcn.fusion.layers import LAYERS, Form, FusedConv, forms_of
 from pcn.fusion.norms import NORMS
 from pcn.fusion.stems import is_stem
-from pcn.graph.trace import caller, shapes
-from pcn.graph.walk import as_op
+from pcn.graph.trace import caller, op_name, shapes
 from pcn.nn import PCModule
 
 RELU = ("aten.relu", "aten.relu_")
@@ -54,7 +53,7 @@ class GraphSearch:
     def run(self) -> Search:
         found: dict[str, Calls] = {}
         for node in self.graph.nodes:
-            name = self._owner(node, _BatchNorm) if as_op(node) == "aten.batch_norm" else None
+            name = self._owner(node, _BatchNorm) if op_name(node) == "aten.batch_norm" else None
             if name is not None:
                 reason = self._refusal(name)
                 if reason is None:
@@ -70,7 +69,7 @@ class GraphSearch:
         follower = only_user(norm)
         added = follower if follower is not None and follower not in self.members and adds(follower, norm) else None
         relu = follower if added is None else only_user(added)
-        if relu is None or as_op(relu) not in RELU:
+        if relu is None or op_name(relu) not in RELU:
             return Calls(norm)
         return Calls(norm, added, relu)
 
@@ -147,7 +146,7 @@ class GraphSearch:
         """Whether something is written in place while a value waits: it might be what the value is made of."""
         last = max(self.order[user] for user in users)
         return any(
-            self.order[norm] < number < last and node not in self.members and as_op(node).endswith("_")
+            self.order[norm] < number < last and node not in self.members and op_name(node).endswith("_")
             for node, number in self.order.items()
             if node.op == "call_function" and any(source in self.activations for source in node.all_input_nodes)
         )
@@ -191,7 +190,9 @@ class GraphSearch:
     def _refusal(self, name: str) -> str | None:
         norm = self.modules[name]
         assert isinstance(norm, _BatchNorm)
-        times = Counter(self._owner(node, _BatchNorm) for node in self.graph.nodes if as_op(node) == "aten.batch_norm")
+        times = Counter(
+            self._owner(node, _BatchNorm) for node in self.graph.nodes if op_name(node) == "aten.batch_norm"
+        )
         if type(norm) not in NORMS:
             return f"{type(norm).__name__} is not nn.BatchNorm1d, nn.BatchNorm2d or nn.BatchNorm3d itself"
         if times[name] > 1:

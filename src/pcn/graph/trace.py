@@ -99,10 +99,11 @@ def as_call(node: fx.Node, carried: dict[fx.Node, Any]) -> Call:
     names = [a.name for a in schema.arguments] if schema else []
     names += [f"argument{i}" for i in range(len(names), len(arguments[0]))]
     named = dict(zip(names, arguments[0], strict=False)) | dict(arguments[1])
-    return Call(_op_name(node), named, shapes(node))
+    return Call(op_name(node), named, shapes(node))
 
 
-def _op_name(node: fx.Node) -> str:
+def op_name(node: fx.Node) -> str:
+    """What a node calls, as rules name it."""
     if node.target is operator.getitem:
         return "getitem"
     if isinstance(node.target, FunctionType):

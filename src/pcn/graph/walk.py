@@ -16,7 +16,7 @@ from pcn.graph import losses, parts, pointwise, reshaping, weighted  # noqa: F40
 from pcn.graph.atoms import Atoms, Carried
 from pcn.graph.independent import is_independent
 from pcn.graph.rules import Call, apply_rule, refuse
-from pcn.graph.trace import as_call, caller, constants, depends_on_data, shapes, sources
+from pcn.graph.trace import as_call, caller, constants, depends_on_data, op_name, shapes, sources
 from pcn.graph.weighted import INPUT_INDEX, WEIGHT_ARGUMENT
 from pcn.layers import layer_type, more_than_weights
 
@@ -179,7 +179,7 @@ class Walk:
         if depends_on_data(node):
             self.uncounted.add(layer)
             return
-        spatial = max(weight.ndim - 2, 0)
+        spatial = _spatial(weight)
         inputs, outputs = self.positions.setdefault(layer, (0, 0))
         if source not in self.independent:
             times = math.prod(self.mapped)
@@ -189,7 +189,7 @@ class Walk:
     def _norm(self, node: fx.Node, layer: str, weight: Carried) -> None:
         """Note the batch norm that alone reads a layer's output, along the same dimension as its channels."""
         users = list(node.users)
-        along = len(shapes(node)[0]) - max(weight.ndim - 2, 0) - 1  # not of linear layers on sequences, say
+        along = _channels_at(node, _spatial(weight))  # elsewhere for linear layers on sequences, say
         name = self._batch_norm(users[0]) if len(users) == 1 and along == 1 else None
         if name is not None and len(self.reads[layer]) == 1:
             self.norm_after[layer] = name
@@ -198,7 +198,7 @@ class Walk:
 
     def _batch_norm(self, node: fx.Node) -> str | None:
         """The name of the batch norm that makes this call, or None."""
-        who = caller(node) if as_op(node) == "aten.batch_norm" else None
+        who = caller(node) if op_name(node) == "aten.batch_norm" else None
         module = self.model.get_submodule(who) if who else None
         return self.names[id(module)] if isinstance(module, nn.modules.batchnorm._BatchNorm) else None
 
@@ -218,22 +218,27 @@ class Walk:
                 self.visible += [label for label in item.labels if label is not None]
 
 
-def as_op(node: fx.Node) -> str:
-    return str(getattr(node.target, "overloadpacket", node.target)).replace("::", ".")
-
-
 def _called_on(module: nn.Module, node: fx.Node) -> fx.Node:
     """What a layer is called on; circular, reflecting and replicating convolutions pad that in a call of their own."""
-    source = node.args[INPUT_INDEX[as_op(node)]]
+    source = node.args[INPUT_INDEX[op_name(node)]]
     assert isinstance(source, fx.Node)
-    if getattr(module, "padding_mode", "zeros") != "zeros" and as_op(source) == "aten.pad":
+    if getattr(module, "padding_mode", "zeros") != "zeros" and op_name(source) == "aten.pad":
         source = source.args[0]
         assert isinstance(source, fx.Node)
     return source
 
 
+def _spatial(weight: Carried) -> int:
+    """Along how many dimensions a layer slides its weight."""
+    return max(weight.ndim - 2, 0)
+
+
+def _channels_at(node: fx.Node, spatial: int) -> int:
+    """The dimension of channels in what a layer reads or puts out."""
+    return len(shapes(node)[0]) - spatial - 1
+
+
 def _positions(node: fx.Node, spatial: int) -> int:
     """The number of positions at which a tensor holds channels."""
-    shape = shapes(node)[0]
-    channels = len(shape) - spatial - 1
+    shape, channels = shapes(node)[0], _channels_at(node, spatial)
     return math.prod(shape[:channels]) * math.prod(shape[channels + 1 :])

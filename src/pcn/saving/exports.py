@@ -170,7 +170,6 @@ def _tolerance(model: nn.Module, outputs: list[Tensor]) -> float:
     return max([TOLERANCE, *(ROUNDINGS * torch.finfo(tensor.dtype).eps for tensor in numbers)])
 
 
-@torch.no_grad()
 def _outputs(model: nn.Module, example: Example) -> list[Tensor]:
     with untouched(model):
         return tensors_in(example.call(model))

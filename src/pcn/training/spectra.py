@@ -11,6 +11,7 @@ from pcn.statistics.sketch import Sketch
 
 FORMAT, VERSION = "pcn-spectra", 1
 MOST = 60_000  # eigenvalues in all, which keeps a report below 2 MB
+FEW = "fewer than two samples of its input were seen"
 WIDE = 256  # directions that are asked of an activation whose eigenvalues are not all found at once
 
 Spectra = dict[str, Any]
@@ -24,7 +25,7 @@ def spectra_of(stats: Statistics, plan: Plan | None = None, epoch: int | None = 
     than two samples were seen, as of an expert that is hardly chosen, has no spectrum.
     """
     seen = {name: key for name, key in stats.layers.items() if stats.samples(key) > 1}
-    unseen = dict.fromkeys(stats.layers.keys() - seen.keys(), "fewer than two samples of its input were seen")
+    unseen = dict.fromkeys((name for name in stats.layers if name not in seen), FEW)
     activations = dict.fromkeys(seen.values())
     groups = sum(stats.spectrum(key).groups for key in activations)
     ranks = _ranks(stats, plan)
