@@ -50,6 +50,7 @@ OUTCOME = (  # what is measured of a run
     "train_seconds",
     "energy_j",
     "timed_epochs",
+    "last_epochs_s",
     "switch_seconds",
     "peak_mib",
 )
@@ -227,32 +228,35 @@ def measured(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record])
         "train_seconds": seconds,
         "energy_j": energy_j,
         "timed_epochs": job.settings.epochs if job.solo else None,
+        "last_epochs_s": last_epochs(job, seen, "train_seconds") if job.solo else None,
         "switch_seconds": result["switch_seconds"],
         "peak_mib": None if peak is None else peak / MEBIBYTE,
     }
 
 
 def whole_run(job: Job, trainer: PeerTrainer, result: Record, seen: list[Record]) -> tuple[float, float | None]:
-    """Seconds and joules of a whole run, switch included: epochs not trained are as the last few on average.
+    """Seconds and joules of a whole run, switch included: epochs not trained are as the last few usually were.
 
-    These are the network's that is compared, behind its switch or its first epoch. Seconds are those of setting up as
-    well, joules are not: the device has little to do while a processor compiles, and others may have it.
+    These are the network's that is compared, behind its switch or its first epoch; the median, as one of them may have
+    met what another process has to do on the device to make its step. Seconds are those of setting up as well, joules
+    are not: the device has little to do while a processor compiles, and others may have it.
     """
     missing = (job.whole_epochs or job.settings.epochs) - job.settings.epochs
     seconds = sum(result[name] or 0.0 for name in ("train_seconds", "setup_seconds", "switch_seconds"))
     energy_j = plus(result["energy_j"], trainer.switch_j)
     if missing == 0:
         return seconds, energy_j
-    begin, end = (next(r for r in seen if r["event"] == "epoch" and r["epoch"] == epoch) for epoch in _timed(job))
-    last_j = None if begin["energy_j"] is None or end["energy_j"] is None else end["energy_j"] - begin["energy_j"]
-    share = missing / TIMED_EPOCHS
-    more_j = None if last_j is None else share * last_j
-    return seconds + share * (end["train_seconds"] - begin["train_seconds"]), plus(energy_j, more_j)
+    epochs_s, epochs_j = (last_epochs(job, seen, name) for name in ("train_seconds", "energy_j"))
+    assert epochs_s is not None  # a clock is always there
+    more_j = None if epochs_j is None else missing * median(epochs_j)
+    return seconds + missing * median(epochs_s), plus(energy_j, more_j)
 
 
-def _timed(job: Job) -> tuple[int, int]:
-    """The epochs after which the time of the last few is read first and last."""
-    return job.settings.epochs - TIMED_EPOCHS, job.settings.epochs
+def last_epochs(job: Job, seen: list[Record], name: str) -> list[float] | None:
+    """What each of the last few epochs took of something that is counted up; None where nobody counted."""
+    first = job.settings.epochs - TIMED_EPOCHS
+    ends = [record[name] for record in seen if record["event"] == "epoch" and record["epoch"] >= first]
+    return None if None in ends else [after - before for before, after in pairwise(ends)]
 
 
 def origin(job: Job) -> Record:

@@ -26,6 +26,7 @@ FIELDS = (
     "train_seconds",
     "energy_j",
     "timed_epochs",
+    "last_epochs_s",  # each of those that stand for all that are not trained in a solo pass
     "peak_mib",
     "target",
     "learning_rate",
@@ -36,7 +37,7 @@ FIELDS = (
     "validation_accuracy",
     "last_loss",  # of the last epoch: whether a network fits what it is trained on
 )
-MEASURED = ("train_seconds", "energy_j", "timed_epochs", "peak_mib")
+MEASURED = ("train_seconds", "energy_j", "timed_epochs", "last_epochs_s", "peak_mib")
 GRID_FIELDS = (
     "method",
     "parent",

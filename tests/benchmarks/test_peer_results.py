@@ -48,6 +48,7 @@ MEASURED = {
     "train_seconds": None,
     "energy_j": None,
     "timed_epochs": None,
+    "last_epochs_s": None,
     "peak_mib": 5.0,
     "commit": "abc",
     "compiled": True,

@@ -30,7 +30,7 @@ METHODS = (
 )
 FIELDS = (
     *("method", "parent", "seed", "epochs", "trainable_params", "total_params", "flops_per_sample", "test_accuracy"),
-    *("train_seconds", "energy_j", "timed_epochs", "peak_mib"),
+    *("train_seconds", "energy_j", "timed_epochs", "last_epochs_s", "peak_mib"),
     *("target", "learning_rate", "weight_decay", "commit", "compiled", "fused", "validation_accuracy", "last_loss"),
 )
 
@@ -238,7 +238,8 @@ def test_a_solo_pass_adds_times_and_reads_no_test_set(comparison: Any) -> None:
     assert measured["train_seconds"] > measured["switch_seconds"] > 0  # which is part of it
     comparison.finished(ours, measured)
     after = comparison.results.find(ours)
-    assert after == {**before, "train_seconds": measured["train_seconds"], "timed_epochs": 2}
+    times = {name: measured[name] for name in ("train_seconds", "last_epochs_s")}
+    assert after == {**before, **times, "timed_epochs": 2}
     assert comparison.left([ours]) == []
     assert len(comparison.results.final.records) == 1
 
@@ -333,15 +334,16 @@ def test_times_of_a_whole_run_are_those_of_its_parts(tmp_path: Path) -> None:
 
     settings: Any = SimpleNamespace(epochs=7)  # switched after the second
     job = Job("a run", settings, tmp_path, solo=True, whole_epochs=60)
-    ends = [10.0, 20.0, 23.0, 26.0, 29.0, 32.0, 35.0]  # ten seconds each before the switch, three after
+    ends = [10.0, 20.0, 23.0, 26.0, 32.0, 35.0, 38.0]  # ten seconds each before the switch, three after, but for one
     seen = [{"event": "epoch", "epoch": n, "train_seconds": t, "energy_j": 100 * t} for n, t in enumerate(ends, 1)]
-    result = {"train_seconds": 35.0, "setup_seconds": 5.0, "switch_seconds": 2.0, "energy_j": 3500.0}
+    result = {"train_seconds": 38.0, "setup_seconds": 5.0, "switch_seconds": 2.0, "energy_j": 3800.0}
     trainer: Any = SimpleNamespace(switch_j=700.0)
-    assert whole_run(job, trainer, result, seen) == pytest.approx((7 + 2 * 10 + 58 * 3, 700 + 100 * (2 * 10 + 58 * 3)))
+    whole_s = 2 * 10 + 58 * 3 + 3
+    assert whole_run(job, trainer, result, seen) == pytest.approx((7 + whole_s, 700 + 100 * whole_s))
     unknown = [{**record, "energy_j": None} for record in seen]
     assert whole_run(job, trainer, {**result, "energy_j": None}, unknown)[1] is None
     whole = dataclasses.replace(job, whole_epochs=7)
-    assert whole_run(whole, trainer, result, seen) == (42.0, 4200.0)
+    assert whole_run(whole, trainer, result, seen) == (45.0, 4500.0)
 
 
 def test_the_grid_never_reads_the_test_set_and_the_best_point_wins(comparison: Any) -> None:
