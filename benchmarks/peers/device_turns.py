@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+ASK_EVERY_S = 0.05  # how long a device may stand idle between two turns
 
 
 class Turn:
     """A process's turn at a device: with it nobody else is there who asks for one by the same file.
 
-    A process that dies has given its turn up.
+    A process that dies has given its turn up. One that waits calls ``waits`` all the while, for others to see that it
+    does not stand still.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, waits: Callable[[], None] = lambda: None) -> None:
+        self.path, self.waits = path, waits
         self.waited_s = 0.0  # in all
         self._held: IO[str] | None = None
 
@@ -25,7 +28,9 @@ class Turn:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         began = time.perf_counter()
         self._held = self.path.open("w")
-        fcntl.flock(self._held, fcntl.LOCK_EX)
+        while not _locked(self._held):
+            self.waits()
+            time.sleep(ASK_EVERY_S)
         self.waited_s += time.perf_counter() - began
         return self
 
@@ -41,3 +46,11 @@ class Turn:
             yield
         finally:
             self.__enter__()
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -113,7 +113,7 @@ def run(job: Job) -> Record | None:
 
         seen_data = data if job.reads_test else Unread(data)
         how = {"world": here, "compiled": job.compiled, "fused": job.fused, "begun": commit, "tell": tell}
-        turn = None if job.turns is None else Turn(job.turns)
+        turn = None if job.turns is None else Turn(job.turns, waits=(job.folder / METRICS).touch)
         trainer = PeerTrainer(job.settings, seen_data, folder, make_switch=job.make_switch, turn=turn, **how)
         fresh = not any((job.folder / "checkpoints").glob("*.pt"))
         forks = fresh and not job.solo and job.trunk is not None and trainer.switch is not None

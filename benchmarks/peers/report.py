@@ -60,7 +60,7 @@ def final_table(results: Results, parent: str, target: int, epochs: int) -> str:
     found = select(results, parent, target, epochs)
     ranked = sorted(found, key=lambda method: -(mean(found[method], "test_accuracy") or 0.0))
     head = ["method", "runs", "trainable", "stored", "MFLOPs", "test accuracy (%)", "lowest to highest"]
-    head += [f"minus {INSTEAD} (95%)", f"{OURS} minus it (95%)", "seconds", "kJ", "peak MiB"]
+    head += [f"minus {INSTEAD} (95%)", f"{OURS} minus it (95%)", "seconds", "an epoch, s", "kJ", "peak MiB"]
     rows = [_row(method, found) for method in ranked]
     title = f"**{parent}, {target:,} trainable parameters, {epochs} epochs** ({results.machine()})"
     filled = [place for place, _ in enumerate(head) if any(row[place] for row in rows)]  # what nothing is known of goes
@@ -82,6 +82,7 @@ def _row(method: str, found: dict[str, list[Record]]) -> list[str]:
         _difference(method, INSTEAD, found),
         _difference(OURS, method, found),
         shown(runs, "train_seconds", 1, ".0f"),
+        usual_epoch(runs),
         shown(runs, "energy_j", 1000, ".1f"),
         shown([run for run in runs if "timed_epochs" in run], "peak_mib", 1, ".0f"),  # earlier ones hold the data too
     ]
@@ -113,8 +114,9 @@ def short_table(results: Results) -> str:
             runs = found[method]
             sizes = shown(runs, "trainable_params", 1, ",.0f"), shown(runs, "flops_per_sample", 1e6, ",.0f")
             known = shown(runs, "test_accuracy", 1, ".2f"), counted(runs, "test_accuracy")
-            rows[f"{parent}, {epochs} epochs: {IN_SHORT[method]}", *sizes, *known] = None
-    head = ["network", "parameters trained", "MFLOPs per sample", "test accuracy (%)", "runs"]
+            times = shown(runs, "train_seconds", 1, ".0f"), shown(runs, "energy_j", 1000, ".1f")
+            rows[f"{parent}, {epochs} epochs: {IN_SHORT[method]}", *sizes, *known, *times] = None
+    head = ["network", "parameters trained", "MFLOPs per sample", "test accuracy (%)", "runs", "seconds", "kJ"]
     return markdown(head, [list(row) for row in rows])
 
 
@@ -147,7 +149,7 @@ def by_seed(runs: list[Record], name: str = "test_accuracy") -> dict[int, float]
     return {record["seed"]: record[name] for record in runs if record[name] is not None}
 
 
-def column(runs: list[Record], name: str) -> list[float]:
+def column(runs: list[Record], name: str) -> list[Any]:
     """The values that are known; records of earlier code have no name for what it did not measure."""
     return [record[name] for record in runs if record.get(name) is not None]
 
@@ -161,6 +163,12 @@ def counted(runs: list[Record], accuracy: str) -> str:
     """How many runs there are, and how many of them have diverged."""
     diverged = len(runs) - len(column(runs, accuracy))
     return f"{len(runs)}, {diverged} diverged" if diverged else str(len(runs))
+
+
+def usual_epoch(runs: list[Record]) -> str:
+    """The seconds of an epoch of the network that is compared, blank where none was timed alone."""
+    known = column(runs, "last_epochs_s")
+    return f"{statistics.median(epoch for epochs in known for epoch in epochs):.2f}" if known else ""
 
 
 def shown(runs: list[Record], name: str, unit: float, form: str) -> str:

@@ -145,7 +145,8 @@ def test_a_table_ranks_methods_and_compares_pairs(tmp_path: Path) -> None:
     from peers.results import Results
 
     assert tables(Results(tmp_path / "empty")) == [NOTHING]
-    ours = [record("pcn-planner", seed, 92.5 + seed / 10, train_seconds=60.0) for seed in (0, 1, 2)]
+    ours = [record("pcn-planner", seed, 92.5 + seed / 10) for seed in (0, 1, 2)]
+    ours[1] |= {"train_seconds": 60.0, "last_epochs_s": [0.5, 0.7, 9.0]}
     narrow = [record("narrow", seed, 92.0 + seed / 10) for seed in (0, 1, 2)]
     other = [record("narrow", 0, 91.0, trainable_params=467_662, target=473_802), record("parent", 0, 93.0)]
     first, second = tables(results_in(tmp_path, [*narrow, *ours, *other]))
@@ -155,8 +156,8 @@ def test_a_table_ranks_methods_and_compares_pairs(tmp_path: Path) -> None:
     assert rows[2][7:9] == ["", "**+0.50** (+0.50 to +0.50)"]
     assert rows[1][7:9] == ["**+0.50** (+0.50 to +0.50)", ""]
     assert rows[0][7] == "+1.00 (one pair)"
-    assert rows[1][9] == "60"
-    assert rows[2][9] == ""
+    assert rows[1][9:11] == ["60", "0.70"]
+    assert rows[2][9:11] == ["", ""]
     assert "473,802" in second
     assert "91.00" in second
 

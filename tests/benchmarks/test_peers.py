@@ -290,6 +290,30 @@ def test_one_has_the_device_while_others_compile(tmp_path: Path) -> None:
     assert theirs.waited_s >= 0.1 > ours.waited_s
 
 
+def test_a_solo_run_that_waits_for_its_turn_is_not_stopped(comparison: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from threading import Event, Thread
+
+    from pcn.training.run_folder import METRICS
+    from peers.device_turns import Turn
+    from peers.one_run import run
+
+    do(comparison, "narrow")
+    comparison.options.solo, comparison.times.deadline = True, time.time() + 0.5
+    job, begun = comparison.job(a_run("narrow")), Event()
+    metrics, seen = job.folder / METRICS, list[float]()
+
+    def hold() -> None:
+        with Turn(job.turns):
+            begun.set()
+            while len(set(seen)) < 3:  # a driver sees that the run is alive
+                seen.extend([metrics.stat().st_mtime] if metrics.exists() else [])
+                time.sleep(0.1)
+
+    Thread(target=hold, daemon=True).start()
+    assert begun.wait(60)
+    assert run(job) is not None  # although the time is up long ago
+
+
 def test_what_a_solo_run_waits_for_others_is_not_its_time(comparison: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from threading import Event, Thread
 
