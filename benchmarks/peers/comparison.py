@@ -183,7 +183,7 @@ class Comparison:
             reads_test=run.point is None and record is None,  # of a run that is done again it was read before
             compiled=compiled,
             fused=compiled and (options.fused or (options.solo and run.epochs >= FUSED_FROM)),
-            # A solo run that stops early is lost, and most of the time it waits: the driver ends it when its time is up.
+            # A solo run that stops early is lost, and most of the time it waits: the driver ends it when time is up.
             deadline=math.inf if options.solo else self.times.deadline,
         )
 
