@@ -84,7 +84,7 @@ def _row(method: str, found: dict[str, list[Record]]) -> list[str]:
         shown(runs, "train_seconds", 1, ".0f"),
         usual_epoch(runs),
         shown(runs, "energy_j", 1000, ".1f"),
-        shown([run for run in runs if "timed_epochs" in run], "peak_mib", 1, ".0f"),  # earlier ones hold the data too
+        shown(measured_alone(runs), "peak_mib", 1, ".0f"),
     ]
 
 
@@ -163,6 +163,11 @@ def counted(runs: list[Record], accuracy: str) -> str:
     """How many runs there are, and how many of them have diverged."""
     diverged = len(runs) - len(column(runs, accuracy))
     return f"{len(runs)}, {diverged} diverged" if diverged else str(len(runs))
+
+
+def measured_alone(runs: list[Record]) -> list[Record]:
+    """The runs whose peak is known best: those that had the GPU alone, else all but early ones, which hold the data."""
+    return [run for run in runs if run.get("timed_epochs")] or [run for run in runs if "timed_epochs" in run]
 
 
 def usual_epoch(runs: list[Record]) -> str:

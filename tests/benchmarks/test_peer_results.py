@@ -170,6 +170,9 @@ def test_a_peak_that_held_the_data_too_is_not_shown(tmp_path: Path) -> None:
     parent, narrow = (line.split(" | ") for line in shown.splitlines()[-2:])
     assert (parent[0], parent[-1].strip("| ")) == ("| parent", "")
     assert narrow[-1].strip("| ") == "1000"
+    alone = record("narrow", 1, 92.0, timed_epochs=6, peak_mib=900.0)
+    (shown,) = tables(results_in(tmp_path, [record("narrow", 0, 92.0), alone]))
+    assert shown.splitlines()[-1].split(" | ")[-1].strip("| ") == "900"
 
 
 def test_a_run_that_has_diverged_is_shown_and_counts_in_no_mean(tmp_path: Path) -> None:
