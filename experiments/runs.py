@@ -149,7 +149,8 @@ def run_jobs(jobs: Sequence[Job], records: Records, options: argparse.Namespace,
     def done(record: Record | None) -> None:
         if record is not None:
             records.add(record)
-            accuracy = f": test {record['test_accuracy']:.2f}%" if "test_accuracy" in record else " is done"
+            accuracy = record.get("test_accuracy")
+            accuracy = " is done" if accuracy is None else f": test {accuracy:.2f}%"
             print(f"{record['network']} seed {record['seed']}{accuracy}", flush=True)
 
     if failed := run_all(jobs, run, done, together=options.together, until=deadline, ready=trunk_ready(jobs), **more):

@@ -1,0 +1,190 @@
+"""A wide dense network on CIFAR-10: what whole runs take, of the network, its PCN within a budget, and narrower ones.
+
+    python experiments/wide_dense.py --data DIR              # the grid, then three seeds: half an hour on two cores
+    python experiments/wide_dense.py --table
+
+Three hidden layers of 1,024 with ReLU read the pixels; Adam, cosine, the switch after epoch 1 of 12. The PCN trains a
+tenth of the parameters. Beside it two narrower networks from scratch: one that trains as many, and one that stores and
+multiplies as many numbers as the PCN with its bases. Each has the better of two learning rates, by the validation split
+of a seed of its own. Runs have the machine to themselves, one after another, and nothing is compiled. Results:
+experiments/results/wide_dense.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from grouping import mean
+from pcn.costs.count import flops_per_sample
+from pcn.training import Settings, Trainer
+from pcn.training.meter import training_bytes
+from records import RESULTS, Record, Records
+from runs import Job, run_jobs
+from table import as_markdown
+
+EPOCHS, SWITCH = 12, 1
+WIDTH, PIXELS, CLASSES = 1024, 3 * 32 * 32, 10
+SHARE = 0.1  # of the parameters, that the PCN trains
+RATES = (3e-4, 1e-3)
+GRID_SEED = 100
+PARENT, PCN, NARROW, AS_STORED = "wide", "PCN within a budget", "narrow, as many trained", "narrow, as many stored"
+NETWORKS = (PARENT, PCN, NARROW, AS_STORED)  # in this order: the last is as large as the PCN of its seed
+KEPT = (
+    *("network", "seed", "epochs", "learning_rate", "trainable_params", "total_params", "flops_per_sample"),
+    *("validation_accuracy", "test_accuracy", "seconds", "epoch_seconds", "switch_seconds"),
+    *("training_bytes", "threads", "commit"),
+)
+
+
+def network(width: int = WIDTH) -> nn.Sequential:
+    def hidden(inputs: int) -> list[nn.Module]:
+        return [nn.Linear(inputs, width), nn.ReLU()]
+
+    return nn.Sequential(nn.Flatten(), *hidden(PIXELS), *hidden(width), *hidden(width), nn.Linear(width, CLASSES))
+
+
+def parameters(width: int) -> int:
+    """How many such a network has.
+
+    >>> parameters(8) == sum(each.numel() for each in network(8).parameters())
+    True
+    """
+    return (PIXELS + 1) * width + 2 * (width + 1) * width + (width + 1) * CLASSES
+
+
+def narrow_width(limit: float) -> int:
+    """The widest that has no more parameters."""
+    return max(width for width in range(1, WIDTH + 1) if parameters(width) <= limit)
+
+
+def job(name: str, seed: int, rate: float, data: Path, stored: int | None = None) -> Job:
+    """A run; of a network that is as large as the PCN, ``stored`` is how many numbers that stores."""
+    limit = SHARE * parameters(WIDTH) if stored is None else stored
+    narrow = name in (NARROW, AS_STORED)
+    switch: dict[str, Any] = {"params": SHARE, "switch_at": str(SWITCH)} if name == PCN else {}
+    settings = Settings(
+        model="wide_dense:network",
+        model_options={"width": narrow_width(limit) if narrow else WIDTH},
+        data="cifar10",
+        data_dir=str(data),
+        augment="crop-flip",
+        epochs=EPOCHS,
+        batch=128,
+        seed=seed,
+        optimizer="adam",
+        learning_rate=rate,
+        schedule="cosine",
+        measure_every=0,
+        **switch,
+    )
+    return Job(name, settings, each_epoch=clock, at_the_end=sizes, summary=kept)
+
+
+def clock(trainer: Trainer) -> Record:
+    return {"train_seconds": trainer.progress.train_seconds}
+
+
+def sizes(trainer: Trainer) -> Record:
+    return {
+        "learning_rate": trainer.settings.learning_rate,
+        "flops_per_sample": flops_per_sample(trainer.model, next(iter(trainer.calibration()))[:1]),
+        "training_bytes": training_bytes(trainer.model, trainer.optimizer),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def kept(record: Record) -> Record:
+    """What is recorded of a run: all of its seconds, those of an epoch behind the switch, no test set of the grid."""
+    seconds = sum(record[name] or 0.0 for name in ("train_seconds", "setup_seconds", "switch_seconds"))
+    ends = [epoch["train_seconds"] for epoch in record["curve"]][SWITCH:]
+    usual = statistics.median(after - before for before, after in pairwise(ends))
+    whole = {**record, "seconds": seconds, "epoch_seconds": usual}
+    if record["seed"] == GRID_SEED:
+        whole["test_accuracy"] = None
+    return {name: whole[name] for name in KEPT}
+
+
+def do(records: Records, seeds: Sequence[int], options: argparse.Namespace) -> None:
+    """The grid first, then seed by seed, each network once the one is there that it depends on."""
+    for name, rate in product(NETWORKS, RATES):
+        if find(records.records, name, GRID_SEED, rate) is None:
+            run_jobs([job(name, GRID_SEED, rate, options.data, stored(records, name, GRID_SEED))], records, options)
+    for seed, name in product(seeds, NETWORKS):
+        rate = best_rate(records.records, name)
+        if find(records.records, name, seed, rate) is None:
+            run_jobs([job(name, seed, rate, options.data, stored(records, name, seed))], records, options)
+
+
+def stored(records: Records, name: str, seed: int) -> int | None:
+    """How many numbers the PCN of a seed stores, for the network that is as large."""
+    if name != AS_STORED:
+        return None
+    found = next(record for record in records.records if (record["network"], record["seed"]) == (PCN, seed))
+    return int(found["total_params"])
+
+
+def find(records: Sequence[Record], name: str, seed: int, rate: float) -> Record | None:
+    wanted = name, seed, rate
+    return next((r for r in records if (r["network"], r["seed"], r["learning_rate"]) == wanted), None)
+
+
+def best_rate(records: Sequence[Record], name: str) -> float:
+    """The rate of the grid with the best validation accuracy, the lowest of those that are equal."""
+    accuracies = {
+        r["learning_rate"]: r["validation_accuracy"] for r in records if (r["network"], r["seed"]) == (name, GRID_SEED)
+    }
+    return max(RATES, key=accuracies.__getitem__)
+
+
+def table(records: Sequence[Record]) -> str:
+    """The means over seeds, and the differences from the network that trains as many parameters, seed by seed."""
+    final = sorted((record for record in records if record["seed"] != GRID_SEED), key=lambda record: record["seed"])
+    narrow = {record["seed"]: record["test_accuracy"] for record in final if record["network"] == NARROW}
+    head = ["network", "rate", "trained", "stored", "MFLOPs", "test accuracy (%)", "minus narrow, seed by seed"]
+    head += ["seconds", "an epoch, s", "weights, gradients, optimizer (MB)"]
+    rows = []
+    for name in NETWORKS:
+        runs = [record for record in final if record["network"] == name]
+        if runs:
+            apart = [f"{run['test_accuracy'] - narrow[run['seed']]:+.2f}" for run in runs if run["seed"] in narrow]
+            counts = [f"{mean(runs, key):,.0f}" for key in ("trainable_params", "total_params")]
+            accuracy = f"{mean(runs, 'test_accuracy'):.2f}", "" if name == NARROW else ", ".join(apart)
+            times = f"{mean(runs, 'seconds'):.0f}", f"{mean(runs, 'epoch_seconds'):.2f}"
+            flops, held = f"{mean(runs, 'flops_per_sample') / 1e6:.2f}", f"{mean(runs, 'training_bytes') / 1e6:.0f}"
+            rows.append([name, f"{runs[0]['learning_rate']:g}", *counts, flops, *accuracy, *times, held])
+    return as_markdown(head, rows)
+
+
+def main() -> None:
+    options = arguments().parse_args()
+    records = Records(options.results or RESULTS / "wide_dense.json")
+    if options.table:
+        print(table(records.records))
+    elif options.data is None:
+        raise SystemExit("give --data, the folder with CIFAR-10's binary version, or --table")
+    else:
+        do(records, options.seeds, options)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with CIFAR-10's binary version")
+    parser.add_argument("--seeds", nargs="+", type=int, default=range(3), metavar="SEED")
+    parser.add_argument("--table", action="store_true", help="print what is there")
+    parser.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS", help="for each run")
+    parser.add_argument("--results", type=Path, help="results file, if not the one in experiments/results")
+    parser.set_defaults(together=1, shared=False)  # times count
+    return parser
+
+
+if __name__ == "__main__":
+    main()
