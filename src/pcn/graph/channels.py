@@ -13,7 +13,7 @@ from pcn.graph.atoms import Atoms
 from pcn.graph.trace import capture
 from pcn.graph.walk import Passed, Walk
 from pcn.layers import unwrap
-from pcn.memory import Places
+from pcn.memory import Places, tensors_by_name
 from pcn.running.example import Example, Forward
 from pcn.running.reads import Reads, read_directly
 
@@ -116,7 +116,7 @@ def _idle_norms(model: nn.Module, called: set[str]) -> frozenset[int]:
 
 def _staying(model: nn.Module) -> dict[str, str]:
     """Say which tensors cannot lose entries, and why: what knows their size, no graph shows."""
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    tensors = tensors_by_name(model)
     places = Places((tensor, name) for name, tensor in tensors.items())
     reasons: dict[str, str] = {}
     for name, tensor in tensors.items():

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from pcn.errors import TraceError
 from pcn.graph.rules import Call
+from pcn.memory import tensors_by_name
 from pcn.running.copying import copied_around
 from pcn.running.example import AsModule, Example
 from pcn.running.modes import train_code_
@@ -50,11 +51,11 @@ def capture(model: nn.Module, example: Example, *, training: bool = False) -> to
 
 def sources(program: torch.export.ExportedProgram, model: nn.Module) -> dict[str, str]:
     """Map placeholder names to the parameter or buffer that they stand for, by the first of its names in the model."""
-    held = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    held = tensors_by_name(model)
     first: dict[int, str] = {}
-    for name, tensor in held:
+    for name, tensor in held.items():
         first.setdefault(id(tensor), name)
-    names = {name: first[id(tensor)] for name, tensor in held}
+    names = {name: first[id(tensor)] for name, tensor in held.items()}
     signature = program.graph_signature
     named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     return {node: names[str(name).removeprefix("model.")] for node, name in named.items()}
