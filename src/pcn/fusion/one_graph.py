@@ -13,11 +13,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from pcn.fusion.calls import activations, adds, is_average, module_stack, only_user
 from pcn.fusion.found import Found, Search
 from pcn.fusion.hooks import hooked
-from pcn.fusion.layers import LAYERS, Form, FusedConv, forms_of
+from pcn.fusion.layers import LAYERS, FusedConv, forms_of
 from pcn.fusion.norms import NORMS
 from pcn.fusion.stems import is_stem
 from pcn.graph.trace import caller, op_name, shapes
 from pcn.nn import PCModule
+from pcn.plans.plan import Form
 
 RELU = ("aten.relu", "aten.relu_")
 SOURCES = (PCModule, nn.Conv2d)  # what may hand its output to a batch norm
