@@ -42,8 +42,9 @@ LAYER_TYPES = {t.kind: t for t in (LINEAR, TRANSPOSED_LINEAR, *CONVOLUTIONS.valu
 # How a class is seen, and its subclasses too, unless they have a forward function of their own.
 TYPE_OF: dict[type[nn.Module], LayerType] = {nn.Linear: LINEAR, **CONVOLUTIONS}
 
-# Methods by which a layer computes: a class that has one of its own is no stock layer.
 PARAMETRISED = "its weight is parametrised: torch.nn.utils.parametrize.remove_parametrizations makes it an ordinary one"
+
+# Methods by which a layer computes: a class that has one of its own is no stock layer.
 COMPUTES = ("forward", "_conv_forward", "__call__", "_call_impl")
 
 # What a principal component layer has and a stock one has not: a user's attribute of that name would have no place.
@@ -79,8 +80,7 @@ STATE_HOOKS = (
 # These read the weights of their children instead of calling them (the encoder layer on its fast path in eval mode).
 READS_CHILDREN_DIRECTLY = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
-
-CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # layouts, by the number of dimensions
 
 
 class Transformed(nn.Module):
