@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pcn.config import PCNConfig, check_flags
+from pcn.config import USUAL_RANK, PCNConfig, check_flags
 from pcn.errors import ConfigError
 from pcn.planner.hedged import Hedged
 from pcn.planner.limits import read_limit
@@ -65,7 +65,7 @@ class Budget:
         if not isinstance(self.config, PCNConfig):
             raise ConfigError(f"config={self.config!r}: give a PCNConfig")
         check_flags(self, "two_sided", "drop_channels", *(["patterns"] if self.patterns is not None else []))
-        if self.config.rank not in (None, PCNConfig().rank):
+        if self.config.rank not in (None, USUAL_RANK):
             raise ConfigError(
                 f"rank={self.config.rank!r} beside a budget, which chooses the ranks itself: leave one of them out, or "
                 "give the rank in a rule for the layers that are meant"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pcn.config import PCNConfig
+from pcn.config import USUAL_RANK
 from pcn.errors import StatisticsError
 from pcn.rank_rules import Rank, RankRule, as_rank_rule
 from pcn.tables import align, by_text, listed
@@ -61,7 +61,7 @@ def table(statistics: Statistics, rank: Rank | None = None) -> str:
 
 def rule_shown(rank: Rank | None) -> RankRule:
     """The rule that was asked for, by default that of ``PCNConfig()``."""
-    return as_rank_rule(PCNConfig().rank or 1.0) if rank is None else as_rank_rule(rank)
+    return USUAL_RANK if rank is None else as_rank_rule(rank)
 
 
 def rows(statistics: Statistics, rule: RankRule) -> list[Row]:
