@@ -22,6 +22,7 @@ SCHEDULES = ("constant", "drops", "cosine")
 AUGMENT = ("none", "crop-flip", "resized-crop", "resized-crop-colour")
 SCALES = ("unit", "standardise", "centre")
 LIMITS = tuple(UNITS)  # of a budget
+BUDGET = (*LIMITS, "worth", "two_sided", "drop_channels", "patterns", "rank_step", "rank_floor")  # all that makes one
 WORTHS = ("response", "taylor", "divergence", "evenly", "hedged")
 STEP = Budget.step
 FLAGS = ("out", "device", "threads", "compile", "fuse")  # of pcn train: where and how, not what
