@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pcn.config import USUAL_RANK, PCNConfig, check_flags
+from pcn.config import USUAL_RANK, PCNConfig, check_count, check_flags
 from pcn.errors import ConfigError
 from pcn.planner.hedged import Hedged
 from pcn.planner.limits import read_limit
@@ -55,9 +55,9 @@ class Budget:
                 read_limit(name, getattr(self, name))
         if not self.units:
             raise ConfigError(f"a budget needs {', '.join(UNITS)}, or several, as in Budget(params=0.25)")
-        for name, least in (("step", self.step), ("batch", 1 if self.batch is None else self.batch)):
-            if isinstance(least, bool) or not isinstance(least, int) or least < 1:
-                raise ConfigError(f"{name}={least!r}: give a whole number of at least 1")
+        check_count("step", self.step)
+        if self.batch is not None:
+            check_count("batch", self.batch)
         if isinstance(self.floor, bool) or not isinstance(self.floor, int | float) or not 0 <= self.floor <= 1:
             raise ConfigError(f"floor={self.floor!r}: give a share of a layer's directions, from 0 to 1")
         if self.optimizer is not None and self.optimizer not in STATE:
