@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from pcn.errors import TraceError
+from pcn.errors import TraceError, first_line
 from pcn.graph.rules import Call
 from pcn.memory import tensors_by_name
 from pcn.running.copying import copied_around
@@ -42,10 +42,9 @@ def capture(model: nn.Module, example: Example, *, training: bool = False) -> to
                 model.eval()
             return torch.export.export(AsModule(model, example), (example.inputs,), strict=False)
     except Exception as error:
-        words = next(iter(str(error).strip().splitlines()), "no message")
         raise TraceError(
             f"torch.export cannot follow {type(model).__name__}: without a graph no output channels are dropped and no "
-            f"operations counted (input transformations need none): {type(error).__name__}: {words}"
+            f"operations counted (input transformations need none): {type(error).__name__}: {first_line(error)}"
         ) from error
 
 
