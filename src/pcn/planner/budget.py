@@ -162,6 +162,11 @@ class Budget:
         return int(value * (now if of_now else UNITS[name].parts))
 
 
+def config_of(wish: PCNConfig | Budget) -> PCNConfig:
+    """The configuration, also where a budget chooses the ranks."""
+    return wish.config if isinstance(wish, Budget) else wish
+
+
 def as_budget(config: PCNConfig | Budget | None, **limits: Limit) -> Budget | None:
     """The budget that is asked for, given whole or by its numbers, or None where only a configuration is."""
     given = {name: value for name, value in limits.items() if value is not None}
