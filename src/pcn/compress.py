@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from pcn.config import PCNConfig
-from pcn.planner.budget import Budget, Limit, as_budget
+from pcn.planner.budget import Budget, Limit, as_budget, config_of
 from pcn.planner.reachable import check_reachable
 from pcn.planner.within import measure_first
 from pcn.plans.making import make_plan
@@ -60,7 +60,7 @@ def compress_(
         batches = repeatable(batches) if wish.needs_batches else batches
         first, batches = first_of(batches) if wish.measures else (None, batches)
         measured = measure_first(model, first, wish, forward=forward)
-    options = wish.config if isinstance(wish, Budget) else wish
+    options = config_of(wish)
     needed = options.needs_gradients
     mode = mode or ("batch" if isinstance(wish, Budget) and model.training else "eval")
     stats = analyze(model, opened(batches), forward=forward, exclude=options.exclude, gradients=needed, mode=mode)

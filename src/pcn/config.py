@@ -85,8 +85,8 @@ class LayerRule:
             )
         if not (self.precondition is None or (is_number(self.precondition) and 0 <= self.precondition <= 1)):
             raise ConfigError(f"precondition={self.precondition!r}: give a number from 0 (not at all) to 1 (fully)")
-        if self.kernel_rank is not None and (type(self.kernel_rank) is not int or self.kernel_rank < 1):
-            raise ConfigError(f"kernel_rank={self.kernel_rank!r}: give a whole number of at least 1")
+        if self.kernel_rank is not None:
+            check_count("kernel_rank", self.kernel_rank)
         if self.kernel_rank is not None and self.keep_outputs is not None and self.rank is None:
             raise ConfigError(
                 f"kernel_rank={self.kernel_rank} beside keep_outputs, without a rank: give one, 1.0 for all inputs"
@@ -135,8 +135,7 @@ class PCNConfig:
         LayerRule(kernel_rank=self.kernel_rank)
         _check_choice("basis", self.basis, BASES)
         check_flags(self, "skip_larger", "train_basis", "keep_dropped")
-        if isinstance(self.multiple_of, bool) or not isinstance(self.multiple_of, int) or self.multiple_of < 1:
-            raise ConfigError(f"multiple_of={self.multiple_of!r}: give a whole number of at least 1")
+        check_count("multiple_of", self.multiple_of)
         for pattern, rule in self.layers.items():
             if not isinstance(rule, LayerRule):
                 raise ConfigError(f"layers[{pattern!r}] is {rule!r}: give a LayerRule")
@@ -198,6 +197,12 @@ def check_flags(given: object, *names: str) -> None:
     for name in names:
         if not isinstance(value := getattr(given, name), bool):
             raise ConfigError(f"{name}={value!r}: give True or False")
+
+
+def check_count(name: str, given: object) -> None:
+    """Raise for what is no number of things, of which there is at least one."""
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ConfigError(f"{name}={given!r}: give a whole number of at least 1")
 
 
 def _check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:

@@ -42,6 +42,16 @@ class CheckpointError(FileError):
     """A run's folder or checkpoint cannot be written, or does not belong to this run."""
 
 
+def first_line(error: BaseException | None) -> str:
+    """What an error says in one line: others, such as a tracer's, go on for pages.
+
+    >>> first_line(ValueError("too wide\\n  in layer 3")), first_line(ValueError())
+    ('too wide', 'no message')
+    """
+    said = "" if error is None else str(error)
+    return next(iter(said.strip().splitlines()), "no message")
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest known name, or an empty string.
 

@@ -42,8 +42,9 @@ LAYER_TYPES = {t.kind: t for t in (LINEAR, TRANSPOSED_LINEAR, *CONVOLUTIONS.valu
 # How a class is seen, and its subclasses too, unless they have a forward function of their own.
 TYPE_OF: dict[type[nn.Module], LayerType] = {nn.Linear: LINEAR, **CONVOLUTIONS}
 
-# Methods by which a layer computes: a class that has one of its own is no stock layer.
 PARAMETRISED = "its weight is parametrised: torch.nn.utils.parametrize.remove_parametrizations makes it an ordinary one"
+
+# Methods by which a layer computes: a class that has one of its own is no stock layer.
 COMPUTES = ("forward", "_conv_forward", "__call__", "_call_impl")
 
 # What a principal component layer has and a stock one has not: a user's attribute of that name would have no place.
@@ -79,8 +80,7 @@ STATE_HOOKS = (
 # These read the weights of their children instead of calling them (the encoder layer on its fast path in eval mode).
 READS_CHILDREN_DIRECTLY = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
-
-CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # layouts, by the number of dimensions
 
 
 class Transformed(nn.Module):
@@ -133,33 +133,35 @@ def transformable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str
         if parametrize.is_parametrized(module):
             yield name, module, PARAMETRISED
         elif own or layer_type(module) is not None:
-            if isinstance(module, Transformed):
-                reason: str | None = "it is a principal component layer already"
-            elif (kind := layer_type(module)) is None:
-                reason = _not_a_layer(module)
-            elif name == "":
-                reason = "the model is this one layer: it has no parent to swap it in"
-            elif isinstance(module.weight, nn.parameter.UninitializedParameter):
-                reason = "it is lazy: run the model once first"
-            elif id(module) in direct:
-                reason = direct[id(module)]
-            elif (computed := computed_tensor(module)) is not None:
-                reason = f"its {computed} is computed from other tensors (pruning, weight or spectral norm)"
-            elif (more := more_than_weights(module)) is not None:
-                reason = more
-            elif "forward" in module.__dict__:
-                reason = "its forward function was replaced"
-            elif (attached := _attached(module)) is not None:
-                reason = attached
-            elif (shared := _shared(module, owners)) is not None:
-                reason = shared
-            elif kind.spatial and canonical_weight(module).shape[1] == 1 and groups_of(module) > 1:
-                reason = "depthwise: one channel per group has no smaller subspace"
-            elif not module.weight.is_floating_point():
-                reason = f"its weight is {module.weight.dtype}, not floating point"
-            else:
-                reason = None
-            yield name, module, reason
+            yield name, module, _why_left_alone(name, module, owners, direct)
+
+
+def _why_left_alone(name: str, module: nn.Module, owners: Places[str], direct: dict[int, str]) -> str | None:
+    """Say why a module with parameters of its own cannot be transformed; None where it can."""
+    if isinstance(module, Transformed):
+        return "it is a principal component layer already"
+    if (kind := layer_type(module)) is None:
+        return _not_a_layer(module)
+    if name == "":
+        return "the model is this one layer: it has no parent to swap it in"
+    if isinstance(module.weight, nn.parameter.UninitializedParameter):
+        return "it is lazy: run the model once first"
+    if id(module) in direct:
+        return direct[id(module)]
+    if (computed := computed_tensor(module)) is not None:
+        return f"its {computed} is computed from other tensors (pruning, weight or spectral norm)"
+    if (more := more_than_weights(module)) is not None:
+        return more
+    if "forward" in module.__dict__:
+        return "its forward function was replaced"
+    if (reason := _attached(module) or _shared(module, owners)) is not None:
+        return reason
+    weight = canonical_weight(module)
+    if kind.spatial and weight.shape[1] == 1 and groups_of(module) > 1:
+        return "depthwise: one channel per group has no smaller subspace"
+    if not weight.is_floating_point():
+        return f"its weight is {weight.dtype}, not floating point"
+    return None
 
 
 def _not_a_layer(module: nn.Module) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Owner = TypeVar("Owner")
 Span = tuple[int, int, int]  # the piece of memory, the first byte in it and the one behind the last
@@ -27,6 +27,11 @@ def span(tensor: Tensor) -> Span:
             return id(tensor), 0, 1
         last = first + int(reach) + 1 if tensor.numel() else first
         return piece, first * tensor.itemsize, last * tensor.itemsize
+
+
+def tensors_by_name(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers under all their names."""
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
 
 
 class Places(Generic[Owner]):

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,10 @@ def test_what_cannot_be_done_is_said_in_one_line(capsys: pytest.CaptureFixture[s
     assert "give batches in place of --stats" in refused(capsys, "plan", *MLP, *worth, code=2)
     wider = ("--model", "small:Mlp", "--model-options", "width=65", "--stats", "stats.safetensors")
     assert "'fc1' has another shape" in refused(capsys, "plan", *wider, "--rank", "3")
+    layer = nn.Sequential(OrderedDict(body=nn.Linear(12, 5)))
+    pcn.analyze(layer, [vectors(600)]).save("layer.safetensors")
+    container = ("--model", "small:Branching", "--stats", "layer.safetensors")
+    assert "'body' is no such layer" in refused(capsys, "plan", *container, "--rank", "3")
     assert "carries no plan" in refused(capsys, "export", *LOOK, "--to", "folded", "--out", "x.safetensors")
 
 

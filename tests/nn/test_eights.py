@@ -14,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pcn.costs.count import flops_per_sample
 from pcn.fusion import fuse_
-from pcn.fusion.layers import Form
 from pcn.fusion.switch import everywhere as fused_everywhere
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d, PCLinear, eights
 from pcn.nn.eights import cut, in_eights, wanted
 from pcn.nn.functional import CONVOLUTIONS
+from pcn.plans.plan import Form
 
 SIZES = st.integers(1, 20)
 KINDS: list[tuple[type[Any], int]] = [(PCConv1d, 1), (PCConv2d, 2), (PCConv3d, 3)]

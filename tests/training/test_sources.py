@@ -168,6 +168,12 @@ def folder_data(pictures: Path, workers: int = 0, augment: str = "resized-crop-c
     return load("folder", pictures, data_options=options, augment=augment)  # type: ignore[return-value]
 
 
+@pytest.mark.parametrize(("name", "least"), [("size", 1), ("workers", 0), ("validation", 1)])
+def test_options_of_a_folder_are_whole_numbers(pictures: Path, name: str, least: int) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}={least - 1}: give a whole number of at least {least}"):
+        load("folder", pictures, data_options={name: least - 1})
+
+
 def test_a_folder_of_images(pictures: Path) -> None:
     data = folder_data(pictures)
     assert (len(data.train), len(data.held_out), len(data.tested)) == (18, 2, 6)

@@ -9,7 +9,7 @@ import torch
 
 from pcn.cli.command import Command, wrong_usage
 from pcn.cli.screen import Screen
-from pcn.config import PCNConfig
+from pcn.config import USUAL_RANK
 from pcn.demo import Comparison, Recipe, compare, epochs_in_all
 from pcn.demo.results import NARROWER, PARENT, PCN
 from pcn.report import write_report
@@ -56,7 +56,7 @@ def _show_switch(comparison: Comparison, screen: Screen) -> None:
     first = comparison.switches[0]
     screen.heading(f"Look: what the layers read (seed {comparison.recipe.first_seed})")
     screen.text(first.statistics)
-    screen.heading(f"Plan: {PCNConfig().rank} for every layer")
+    screen.heading(f"Plan: {USUAL_RANK} for every layer")
     screen.text(first.plan)
     screen.heading("Switch")
     screen.text(

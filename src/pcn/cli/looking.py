@@ -18,7 +18,7 @@ from pcn.cli.settings_flags import LOOK, NETWORK, STEP, add_some_settings
 from pcn.cli.subject import Subject, add_subject
 from pcn.cli.wording import advising_flags, check_plain
 from pcn.errors import FileError, suggest
-from pcn.layers import unwrap
+from pcn.layers import layer_type, unwrap
 from pcn.planner.budget import Budget
 from pcn.planner.measured import Measured
 from pcn.planner.within import measure_first, plan_within
@@ -120,6 +120,11 @@ def _saved(path: Path, subject: Subject) -> Statistics:
     for name, shape in stats.shapes.items():
         if name not in modules:
             raise FileError(f"{path} is about another model: it has {name!r}, this one not{suggest(name, modules)}")
+        if layer_type(modules[name]) is None:
+            kind = type(modules[name]).__name__
+            raise FileError(
+                f"{path} is about another model: {name!r} is no such layer here, but {kind}; measure this one anew"
+            )
         if LayerShape.of(modules[name]) != shape:
             raise FileError(f"{path} is about a model in which {name!r} has another shape; measure this one anew")
     if stats.example is not None:

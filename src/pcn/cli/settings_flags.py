@@ -10,27 +10,14 @@ from typing import Any, get_args, get_type_hints
 
 from pcn.cli.command import WrongUsageError, wrong_usage
 from pcn.training.requests import requested
-from pcn.training.settings import LIMITS, Settings
+from pcn.training.settings import BUDGET, Settings
 
 MODEL = ("model", "model_options")
 DATA = ("data", "data_dir", "data_options", "scale", "seed", "calibration_samples")
 LOOK = ("analysis_mode", "analysis_pool", "analysis_fraction")
-NETWORK = (
-    *("pcn", "rank", *LIMITS, "worth", "two_sided", "drop_channels", "patterns", "rank_step", "rank_floor"),
-    *(
-        "output_rank",
-        "keep_outputs",
-        "layers",
-        "exclude",
-        "order",
-        "basis",
-        "precondition",
-        "kernel_rank",
-        "skip_larger",
-        "train_basis",
-        "keep_dropped",
-    ),
-)
+KEEP = ("output_rank", "keep_outputs", "layers", "exclude")
+HOW = ("order", "basis", "precondition", "kernel_rank", "skip_larger", "train_basis", "keep_dropped")
+NETWORK = ("pcn", "rank", *BUDGET, *KEEP, *HOW)
 STEP = ("batch", "optimizer", "momentum")
 
 Flags = argparse._ActionsContainer  # a parser, or a group of it

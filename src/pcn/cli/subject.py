@@ -16,6 +16,7 @@ from pcn.cli.settings_flags import DATA, MODEL, add_some_settings, checked_setti
 from pcn.errors import FileError
 from pcn.saving.weight_files import load_weights_
 from pcn.training.requests import build_model
+from pcn.training.run_folder import MODEL as MODEL_FOLDER
 from pcn.training.run_folder import SETTINGS
 from pcn.training.settings import Settings
 from pcn.training.world import device_named
@@ -67,7 +68,7 @@ def read_subject(arguments: argparse.Namespace) -> Subject:
 
 def _weights_of(run: Path) -> Path:
     """The weights with which a run has ended."""
-    weights = run / "model"
+    weights = run / MODEL_FOLDER
     if not weights.exists():
         raise FileError(f"the run in {run} has not ended: the same pcn train command takes it up again")
     return weights

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
 from pcn.display.sparkline import sparkline
 from pcn.display.spectra import eigenvalues
 from pcn.plans.table import HEADER as PLAN_HEADER
-from pcn.plans.table import cells, reasons, remarks, shorten, totals
+from pcn.plans.table import cells, reasons, remarks, totals
 from pcn.rank_rules import Rank
-from pcn.statistics.table import Row, rows, rule_shown
+from pcn.statistics.table import Row, not_known, rows, rule_shown
+from pcn.tables import by_text, shorten
 
 if TYPE_CHECKING:
     from pcn.plans.layer_plan import LayerPlan
@@ -32,10 +33,8 @@ def statistics_html(statistics: Statistics, rank: Rank | None = None) -> str:
     body = [_statistics_row(statistics, row) for row in found]
     body.append(_tr(["all", "", "", "", f"{trainable:,}", f"{saved:,} ({saved / max(trainable, 1):.0%})"], "td"))
     header = _tr(["layer", "width", "directions", "spectrum", "trainable", "would save"], "th")
-    unknown = _by_text({row.layer: row.reason for row in found if row.reason is not None})
-    said, alone = _by_text(statistics.remarks), _by_text(statistics.left_alone)
-    lists = [("not known", unknown), ("remarks", said), ("left alone", alone)]
-    return _page([f"directions by {rule}"], header, body, lists)
+    lists = {"not known": not_known(found), "remarks": statistics.remarks, "left alone": statistics.left_alone}
+    return _page([f"directions by {rule}"], header, body, [(title, by_text(texts)) for title, texts in lists.items()])
 
 
 def plan_html(plan: Plan) -> str:
@@ -48,14 +47,6 @@ def plan_html(plan: Plan) -> str:
         body,
         [("remarks", remarks(plan)), ("left alone", reasons(plan))],
     )
-
-
-def _by_text(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Each text once, with the names that it holds for."""
-    found: dict[str, list[str]] = {}
-    for name, text in texts.items():
-        found.setdefault(text, []).append(name or "(the model)")
-    return found
 
 
 def _statistics_row(statistics: Statistics, row: Row) -> str:

@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.autograd.function import Function
 from torch.utils import checkpoint
 
-from pcn.errors import TraceError
+from pcn.errors import TraceError, first_line
 from pcn.graph.trace import capture
 from pcn.running.example import Example
 
@@ -24,7 +24,7 @@ def graphs(model: nn.Module, example: Example) -> tuple[list[fx.Graph], str | No
             found.append(capture(model, example, training=True).graph)
         except TraceError as error:
             cause = error.__cause__
-            reasons.append(f"its training cannot be captured: {type(cause).__name__}: {cause}".splitlines()[0])
+            reasons.append(f"its training cannot be captured: {type(cause).__name__}: {first_line(cause)}")
     return found, reasons[0] if reasons else None
 
 

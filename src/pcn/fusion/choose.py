@@ -16,11 +16,12 @@ from pcn.errors import ConfigError
 from pcn.fusion.find import find_chains
 from pcn.fusion.found import Found, Search
 from pcn.fusion.fuse import attach_, layers_with_forms, unfuse_
-from pcn.fusion.layers import FORMS, Form, forms_of
+from pcn.fusion.layers import forms_of
 from pcn.fusion.standin import full
 from pcn.fusion.switch import fuses
 from pcn.layers import unwrap
 from pcn.nn import PCModule
+from pcn.plans.plan import FORMS, Form
 from pcn.running.example import Example
 from pcn.running.untouched import untouched
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import platform
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pcn.fusion.choose import choose_forms
-from pcn.fusion.layers import Form
 from pcn.layers import unwrap
-from pcn.plans.plan import get_plan, set_plan_
+from pcn.plans.plan import Form, get_plan, set_plan_
 from pcn.running.example import Example, device_of
 
 
@@ -26,10 +25,10 @@ def fastest_forms(model: nn.Module, example: Any, *, norms: bool = True) -> dict
     given = Example.for_model(base, example)
     plan, where = get_plan(base), _where(base, given) + ("" if norms else ", norms as they are")
     if plan is not None and where in plan.forms:
-        return cast(dict[str, Form], dict(plan.forms[where]))
+        return dict(plan.forms[where])
     found = choose_forms(base, given, norms=norms)
     if plan is not None:
-        set_plan_(base, replace(plan, forms={**plan.forms, where: dict[str, str](found)}))
+        set_plan_(base, replace(plan, forms={**plan.forms, where: dict(found)}))
     return found
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from pcn.fusion.capture import graphs
 from pcn.fusion.found import Found, Search
-from pcn.fusion.layers import Form
 from pcn.fusion.one_graph import GraphSearch
+from pcn.plans.plan import Form
 
 
 def find_chains(model: nn.Module, example: Any, forms: Mapping[str, Form]) -> Search:

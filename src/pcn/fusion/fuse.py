@@ -21,12 +21,13 @@ from pcn.fusion.expansion import Expansion
 from pcn.fusion.find import find_chains
 from pcn.fusion.found import Found, Search
 from pcn.fusion.hooks import hooked
-from pcn.fusion.layers import FORMS, LAYERS, Form, FusedLayer, Use, forms_of
+from pcn.fusion.layers import LAYERS, FusedLayer, Use, forms_of
 from pcn.fusion.norms import NORMS, FusedNorm
 from pcn.fusion.stems import STEMS, HandingConv2d
 from pcn.fusion.switch import fuses
 from pcn.layers import unwrap
 from pcn.nn import PCModule
+from pcn.plans.plan import FORMS, Form
 from pcn.running.example import Example
 from pcn.running.refusals import check_whole
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,11 @@ from pcn.nn.functional import (
     project_rows,
     response_to_constant,
 )
+from pcn.plans.plan import FORMS, Form
 from pcn.running.stock import switched_on
 
 if TYPE_CHECKING:
     from pcn.fusion.norms import FusedNorm
-
-Form = Literal["fused", "factored", "folded"]
-FORMS: tuple[Form, ...] = ("fused", "factored", "folded")
 
 
 @dataclass(frozen=True, eq=False)

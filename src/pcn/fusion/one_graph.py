@@ -13,11 +13,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from pcn.fusion.calls import activations, adds, is_average, module_stack, only_user
 from pcn.fusion.found import Found, Search
 from pcn.fusion.hooks import hooked
-from pcn.fusion.layers import LAYERS, Form, FusedConv, forms_of
+from pcn.fusion.layers import LAYERS, FusedConv, forms_of
 from pcn.fusion.norms import NORMS
 from pcn.fusion.stems import is_stem
 from pcn.graph.trace import caller, op_name, shapes
 from pcn.nn import PCModule
+from pcn.plans.plan import Form
 
 RELU = ("aten.relu", "aten.relu_")
 SOURCES = (PCModule, nn.Conv2d)  # what may hand its output to a batch norm
@@ -48,6 +49,8 @@ class GraphSearch:
         self.search = Search()
         self.calls = self._calls()
         self.outputs = self._outputs()
+        norms = (node for node in graph.nodes if op_name(node) == "aten.batch_norm")
+        self.norm_calls = Counter(self._owner(node, _BatchNorm) for node in norms)
         self.members: set[fx.Node] = set()  # of any chain; a sum belongs to one batch norm
 
     def run(self) -> Search:
@@ -190,13 +193,10 @@ class GraphSearch:
     def _refusal(self, name: str) -> str | None:
         norm = self.modules[name]
         assert isinstance(norm, _BatchNorm)
-        times = Counter(
-            self._owner(node, _BatchNorm) for node in self.graph.nodes if op_name(node) == "aten.batch_norm"
-        )
         if type(norm) not in NORMS:
             return f"{type(norm).__name__} is not nn.BatchNorm1d, nn.BatchNorm2d or nn.BatchNorm3d itself"
-        if times[name] > 1:
-            return f"it is called {times[name]} times"
+        if self.norm_calls[name] > 1:
+            return f"it is called {self.norm_calls[name]} times"
         if not norm.affine:
             return "it has no weight and bias"
         if hooked(norm):

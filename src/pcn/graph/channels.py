@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pcn.errors import ConfigError, TraceError
+from pcn.errors import ConfigError, TraceError, first_line
 from pcn.graph.atoms import Atoms
 from pcn.graph.trace import capture
 from pcn.graph.walk import Passed, Walk
 from pcn.layers import unwrap
-from pcn.memory import Places
+from pcn.memory import Places, tensors_by_name
 from pcn.running.example import Example, Forward
 from pcn.running.reads import Reads, read_directly
 
@@ -91,21 +91,21 @@ def trace(model: nn.Module, example: Any, *, forward: Forward | None = None) -> 
             walks[True] = Walk(model, atoms, labels_of)
             walks[True].run(program)
         except TraceError as error:
-            untraced = str(error.__cause__).strip().partition("\n")[0]
+            untraced = first_line(error.__cause__)
     classes = atoms.classes()
     read = {name: who for each in reversed(walks.values()) for name, who in each.directly_read.items()}
     return ChannelGraph(
-        {name: tuple(classes[label] for label in labels) for name, labels in held.items()},
-        atoms.pinned(classes),
-        atoms.count,
-        tuple(Flow.of(each, classes, training) for training, each in walks.items()),
-        untraced,
-        walk.reads,
-        {layer: found for layer, found in walk.positions.items() if layer not in walk.uncounted},
-        walk.norms_of_one(),
-        replace(seen, by=seen.by | read),
-        frozenset(int(cls) for label in walk.visible for cls in classes[label].unique()),
-        _idle_norms(model, {name for each in walks.values() for name in each.norm_calls}),
+        tensors={name: tuple(classes[label] for label in labels) for name, labels in held.items()},
+        pinned=atoms.pinned(classes),
+        class_count=atoms.count,
+        flows=tuple(Flow.of(each, classes, training) for training, each in walks.items()),
+        untraced=untraced,
+        reads=walk.reads,
+        positions={layer: found for layer, found in walk.positions.items() if layer not in walk.uncounted},
+        norm_after=walk.norms_of_one(),
+        directly_read=replace(seen, by=seen.by | read),
+        visible=frozenset(int(cls) for label in walk.visible for cls in classes[label].unique()),
+        idle_norms=_idle_norms(model, {name for each in walks.values() for name in each.norm_calls}),
     )
 
 
@@ -116,7 +116,7 @@ def _idle_norms(model: nn.Module, called: set[str]) -> frozenset[int]:
 
 def _staying(model: nn.Module) -> dict[str, str]:
     """Say which tensors cannot lose entries, and why: what knows their size, no graph shows."""
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    tensors = tensors_by_name(model)
     places = Places((tensor, name) for name, tensor in tensors.items())
     reasons: dict[str, str] = {}
     for name, tensor in tensors.items():

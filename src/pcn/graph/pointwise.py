@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pcn.graph.atoms import Atoms, Carried, Label
-from pcn.graph.rules import POINTWISE, Call, Output, operators, refuse, rule
+from pcn.graph.rules import POINTWISE, Call, Output, as_output, operators, refuse, rule
 
 UNARY = operators(
     """
@@ -31,8 +31,7 @@ def unary(atoms: Atoms, call: Call) -> Output:
     value, *others = call.tensors()
     if others and call.op not in ("aten.to", "aten.type_as"):  # bounds of a clamp, say, given as tensors
         return broadcast(atoms, call)
-    outputs = [Carried(shape, value.labels) for shape in call.shapes]
-    return outputs[0] if len(outputs) == 1 else outputs
+    return as_output([Carried(shape, value.labels) for shape in call.shapes])
 
 
 @rule("aten._assert_tensor_metadata")
@@ -84,8 +83,9 @@ def per_channel(atoms: Atoms, call: Call) -> Output:
     with_channels = [other.labels[0] for other in others if other.shape == (size,)]
     label = meet(atoms, [value.labels[dim], *with_channels], size, call.op)
     labels = (*value.labels[:dim], label, *value.labels[dim + 1 :])
-    outputs = [Carried(shape, labels if len(shape) == value.ndim else (None,) * len(shape)) for shape in call.shapes]
-    return outputs[0] if len(outputs) == 1 else outputs
+    return as_output(
+        [Carried(shape, labels if len(shape) == value.ndim else (None,) * len(shape)) for shape in call.shapes]
+    )
 
 
 @rule("aten.layer_norm", "aten.rms_norm")
@@ -126,8 +126,7 @@ def reduce(atoms: Atoms, call: Call) -> Output:
         atoms.pin(value.labels[dim], f"{call.op} reduces across channels")
     keep = len(call.shape) == value.ndim
     labels = tuple(None if d in gone else lab for d, lab in enumerate(value.labels) if keep or d not in gone)
-    outputs = [Carried(shape, labels) for shape in call.shapes]
-    return outputs[0] if len(outputs) == 1 else outputs
+    return as_output([Carried(shape, labels) for shape in call.shapes])
 
 
 @rule(
@@ -157,8 +156,7 @@ def pool(atoms: Atoms, call: Call) -> Output:
     first = value.ndim - spatial
     for label in value.labels[first:]:
         atoms.pin(label, f"{call.op} pools across channels")
-    outputs = [Carried(shape, (*value.labels[:first], *(None,) * spatial)) for shape in call.shapes]
-    return outputs[0] if len(outputs) == 1 else outputs
+    return as_output([Carried(shape, (*value.labels[:first], *(None,) * spatial)) for shape in call.shapes])
 
 
 @rule("aten.glu")

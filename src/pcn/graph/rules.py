@@ -91,5 +91,9 @@ def refuse(atoms: Atoms, call: Call, reason: str) -> Output:
     """Pin everything that a call reads and return outputs of fixed size."""
     for value in call.tensors():
         atoms.pin_all(value, reason)
-    fixed = [Carried.fixed(shape) for shape in call.shapes]
-    return fixed[0] if len(fixed) == 1 else fixed
+    return as_output([Carried.fixed(shape) for shape in call.shapes])
+
+
+def as_output(outputs: list[Carried]) -> Output:
+    """What a rule returns: a single output stands by itself."""
+    return outputs[0] if len(outputs) == 1 else outputs

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from pcn.errors import TraceError
+from pcn.errors import TraceError, first_line
 from pcn.graph.rules import Call
+from pcn.memory import tensors_by_name
 from pcn.running.copying import copied_around
 from pcn.running.example import AsModule, Example
 from pcn.running.modes import train_code_
@@ -41,20 +42,19 @@ def capture(model: nn.Module, example: Example, *, training: bool = False) -> to
                 model.eval()
             return torch.export.export(AsModule(model, example), (example.inputs,), strict=False)
     except Exception as error:
-        words = next(iter(str(error).strip().splitlines()), "no message")
         raise TraceError(
             f"torch.export cannot follow {type(model).__name__}: without a graph no output channels are dropped and no "
-            f"operations counted (input transformations need none): {type(error).__name__}: {words}"
+            f"operations counted (input transformations need none): {type(error).__name__}: {first_line(error)}"
         ) from error
 
 
 def sources(program: torch.export.ExportedProgram, model: nn.Module) -> dict[str, str]:
     """Map placeholder names to the parameter or buffer that they stand for, by the first of its names in the model."""
-    held = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    held = tensors_by_name(model)
     first: dict[int, str] = {}
-    for name, tensor in held:
+    for name, tensor in held.items():
         first.setdefault(id(tensor), name)
-    names = {name: first[id(tensor)] for name, tensor in held}
+    names = {name: first[id(tensor)] for name, tensor in held.items()}
     signature = program.graph_signature
     named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     return {node: names[str(name).removeprefix("model.")] for node, name in named.items()}

@@ -11,8 +11,7 @@ from torch.library import custom_op
 from torch.utils.flop_counter import register_flop_formula
 
 from pcn.kernels.inductor import fake_of
-
-LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # layouts, by the number of dimensions
+from pcn.layers import CHANNELS_LAST
 
 
 @custom_op("pcn::pointwise_conv", mutates_args=(), schema="(Tensor x, Tensor kernel) -> Tensor")
@@ -40,7 +39,7 @@ def _forward(x: Tensor, kernel: Tensor) -> Tensor:
 
 def _backward(d_y: Tensor, kernel: Tensor) -> Tensor:
     """Call PyTorch's operator, which of x looks at the shape alone when no other gradient is wanted."""
-    layout = LAST.get(d_y.dim())
+    layout = CHANNELS_LAST.get(d_y.dim())
     if layout is not None and d_y.is_contiguous(memory_format=layout):
         # Strides that say so, for which contiguous() sees no need: the kernel's layout decides on that of the gradient.
         kernel = kernel.reshape(len(kernel), *kernel.shape[2:], -1).movedim(-1, 1)

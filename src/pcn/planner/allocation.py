@@ -13,7 +13,7 @@ from pcn.planner.least import Steps, least
 from pcn.planner.options import Option, bargains, rate
 from pcn.planner.prices import added, taken_off
 from pcn.planner.units import UNITS, Costs, amounts
-from pcn.plans.table import shorten
+from pcn.tables import shorten
 
 Offers = Mapping[str, list[Option]]
 _Bid = tuple[float, float, str, Option]  # negated: worth per price, worth; then the layer, which has one bid

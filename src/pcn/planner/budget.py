@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pcn.config import PCNConfig, check_flags
+from pcn.config import USUAL_RANK, PCNConfig, check_count, check_flags
 from pcn.errors import ConfigError
 from pcn.planner.hedged import Hedged
 from pcn.planner.limits import read_limit
@@ -55,9 +55,9 @@ class Budget:
                 read_limit(name, getattr(self, name))
         if not self.units:
             raise ConfigError(f"a budget needs {', '.join(UNITS)}, or several, as in Budget(params=0.25)")
-        for name, least in (("step", self.step), ("batch", 1 if self.batch is None else self.batch)):
-            if isinstance(least, bool) or not isinstance(least, int) or least < 1:
-                raise ConfigError(f"{name}={least!r}: give a whole number of at least 1")
+        check_count("step", self.step)
+        if self.batch is not None:
+            check_count("batch", self.batch)
         if isinstance(self.floor, bool) or not isinstance(self.floor, int | float) or not 0 <= self.floor <= 1:
             raise ConfigError(f"floor={self.floor!r}: give a share of a layer's directions, from 0 to 1")
         if self.optimizer is not None and self.optimizer not in STATE:
@@ -65,7 +65,7 @@ class Budget:
         if not isinstance(self.config, PCNConfig):
             raise ConfigError(f"config={self.config!r}: give a PCNConfig")
         check_flags(self, "two_sided", "drop_channels", *(["patterns"] if self.patterns is not None else []))
-        if self.config.rank not in (None, PCNConfig().rank):
+        if self.config.rank not in (None, USUAL_RANK):
             raise ConfigError(
                 f"rank={self.config.rank!r} beside a budget, which chooses the ranks itself: leave one of them out, or "
                 "give the rank in a rule for the layers that are meant"
@@ -160,6 +160,11 @@ class Budget:
             return None
         value, of_now = read_limit(name, getattr(self, name))
         return int(value * (now if of_now else UNITS[name].parts))
+
+
+def config_of(wish: PCNConfig | Budget) -> PCNConfig:
+    """The configuration, also where a budget chooses the ranks."""
+    return wish.config if isinstance(wish, Budget) else wish
 
 
 def as_budget(config: PCNConfig | Budget | None, **limits: Limit) -> Budget | None:

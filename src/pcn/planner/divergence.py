@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from pcn.config import check_count
 from pcn.errors import ConfigError, StatisticsError
 from pcn.layers import layer_type
 from pcn.planner.values import Values, eigenpairs_of, forward_of
@@ -84,8 +85,7 @@ class Divergence:
     def __post_init__(self) -> None:
         if not callable(self.compare):
             raise ConfigError(f"compare={self.compare!r}: give a function of the outputs before and after")
-        if not isinstance(self.finest, int) or self.finest < 1:
-            raise ConfigError(f"finest={self.finest!r}: give a whole number from 1")
+        check_count("finest", self.finest)
 
     def __call__(self, model: nn.Module, stats: Statistics, layers: Sequence[str], batches: Iterable[Any]) -> Values:
         device = device_of(model)

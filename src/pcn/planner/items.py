@@ -16,7 +16,7 @@ from pcn.planner.prices import taken_off
 from pcn.planner.question import Question
 from pcn.planner.reading import Reading
 from pcn.plans.dropping import must_stay
-from pcn.plans.layer_plan import LayerPlan
+from pcn.plans.layer_plan import FROZEN, LayerPlan
 from pcn.plans.wiring import Wiring, wiring_of
 from pcn.statistics import Statistics
 
@@ -108,7 +108,7 @@ class Items:
         if name in question.names:
             return None if len(question.offers[name]) > 1 else "no smaller form of that layer is on offer"
         if layer.frozen:
-            return "its weight is frozen"
+            return FROZEN
         return "a rule says what is kept there" if question.budget.config.fixes(name) else layer.reason or "it stays"
 
     def left(self, dropped: Tensor) -> dict[str, Tensor]:

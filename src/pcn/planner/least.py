@@ -12,7 +12,7 @@ from pcn.planner.tap_shares import tried_patterns
 from pcn.planner.units import UNITS, Costs
 from pcn.planner.values import WIDEST
 from pcn.plans.layer_plan import LayerPlan
-from pcn.plans.table import shorten
+from pcn.tables import shorten
 
 if TYPE_CHECKING:
     from pcn.planner.budget import Budget

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pcn.costs.usage import MIB, MS, Usage, shown
 from pcn.planner.measured import Measured
-from pcn.plans.table import align
+from pcn.tables import align
 
 HEADER = ("", "rank", "ms", "MiB", "weights", "gradients", "optimizer", "activations")
-TEXTS = 1  # so many columns are texts, the others numbers
+TEXTS = (0,)  # the column that is a text
 
 
 def measured_table(measured: Measured) -> str:

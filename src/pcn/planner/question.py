@@ -33,10 +33,10 @@ from pcn.plans.keep import Request
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.making import UNCALLED, make_plan
 from pcn.plans.plan import Plan
-from pcn.plans.table import shorten
 from pcn.rewriting.taps import TapMoments
 from pcn.running.example import Batches, Example, opened
 from pcn.statistics import Statistics
+from pcn.tables import shorten
 
 if TYPE_CHECKING:
     from pcn.planner.budget import Budget

@@ -10,6 +10,7 @@ from torch import nn
 
 from pcn.costs.count import stored
 from pcn.planner.units import UNITS, Costs
+from pcn.plans.layer_plan import FROZEN
 from pcn.plans.plan import Plan
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 NAMED = 3  # parts that a message names
 MUCH = 0.05  # of all that there is: what is less is not why a budget cannot be met
 ELSEWHERE = "what is in no layer that could change"
-FROZEN = "its weight is frozen"
 NO_SMALLER = "no form of it on offer is smaller and no slower"
 HAS_OTHERS = "PCNConfig(skip_larger=False) has others"
 

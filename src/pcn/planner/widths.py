@@ -10,6 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from pcn.config import check_count
 from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
 from pcn.planner.narrowing import first_kept, frozen_pinned
@@ -32,8 +33,7 @@ def suggest_widths(plan: Plan, graph: ChannelGraph, step: int) -> dict[str, int]
     must stay, stay, and so does all that layers with frozen weights put out or read; when they leave nothing of the
     plan's size to the others, that is an error.
     """
-    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-        raise ConfigError(f"step={step!r}: give a whole number of at least 1")
+    check_count("step", step)
     wiring = wiring_of(plan, graph)
     graph = frozen_pinned(plan, graph, wiring)
     shared = _shared(plan, graph, wiring, step)

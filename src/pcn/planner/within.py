@@ -26,7 +26,7 @@ from pcn.planner.units import MEASURED
 from pcn.planner.unspent import unspent
 from pcn.plans.cutting import without_classes
 from pcn.plans.fit import check_statistics
-from pcn.plans.layer_plan import NO_RANK, LayerPlan
+from pcn.plans.layer_plan import FROZEN, NO_RANK, LayerPlan
 from pcn.plans.making import UNCALLED, make_plan
 from pcn.plans.plan import Plan
 from pcn.rewriting.taps import TapMoments, look_at_taps
@@ -101,7 +101,7 @@ def plan_within(
     explained = {name: with_next_step(plan.layers[name], each, stuck.get(name)) for name, each in answer.served.items()}
     for name, layer in plan.layers.items():
         if layer.frozen and layer.reason == NO_RANK:
-            explained[name] = replace(layer, reason="its weight is frozen")
+            explained[name] = replace(layer, reason=FROZEN)
     changed = {name: why for name, why in untold.items() if name in explained and explained[name].changed}
     explained |= {name: explained[name].with_note(why) for name, why in changed.items()}
     usage = None if measured is None else measured.expected(plan)

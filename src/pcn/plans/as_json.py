@@ -13,10 +13,9 @@ from pcn.costs.usage import Expected, Usage
 from pcn.errors import FileError
 from pcn.layers import LAYER_TYPES
 from pcn.plans.layer_plan import LayerPlan
-from pcn.plans.plan import Cut, Plan
+from pcn.plans.plan import FORMS, Cut, Form, Plan
 
 FORMAT = "pcn-plan"
-FORMS = ("fused", "factored", "folded")  # of a layer, as pcn.fusion has them
 VERSION = 1
 REQUIRED = tuple(f.name for f in dataclasses.fields(LayerPlan) if f.default is dataclasses.MISSING)
 
@@ -151,12 +150,12 @@ def _cut(size: Any, kept: list[Any], what: str) -> Cut:
     return Cut(size, tuple(kept))
 
 
-def _forms(data: Any, layers: dict[str, LayerPlan]) -> dict[str, dict[str, str]]:
+def _forms(data: Any, layers: dict[str, LayerPlan]) -> dict[str, dict[str, Form]]:
     for where, forms in _typed(data, dict, "forms").items():
         for name, form in _typed(forms, dict, f"the forms for {reprlib.repr(where)}").items():
             if name not in layers or form not in FORMS:
                 raise FileError(f"the plan gives {reprlib.repr(name)} the form {reprlib.repr(form)}: one is unknown")
-    found: dict[str, dict[str, str]] = data
+    found: dict[str, dict[str, Form]] = data
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from pcn.errors import PCNError, PlanError, TraceError
+from pcn.errors import PCNError, PlanError, TraceError, first_line
 from pcn.graph import ChannelGraph, check_couplings
 from pcn.layers import LAYER_TYPES
 from pcn.plans.layer_plan import LayerPlan
@@ -80,7 +80,7 @@ def cut_failure(model: nn.Module, example: Example, graph: ChannelGraph, dropped
     try:
         check_couplings(bare, example, graph, dropped)
     except TraceError as error:
-        return _written(str(error.__cause__).strip().partition("\n")[0])
+        return _written(first_line(error.__cause__))
     except PCNError as error:
         return _written(str(error))
     return None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from pcn.errors import ConfigError, PlanError, suggest
 from pcn.layers import canonical_weight, groups_of, in_width, layer_type, transformable_layers
+from pcn.memory import tensors_by_name
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan, check_untransformed
 from pcn.statistics import Statistics
@@ -105,8 +106,3 @@ def check_statistics(stats: Statistics, model: nn.Module) -> None:
                 f"the statistics of {name!r} are of {inputs} inputs in {groups} groups, but the layer has "
                 f"{in_width(module)} in {groups_of(module)}; analyze this model itself"
             )
-
-
-def tensors_by_name(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers under all their names."""
-    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pcn.config import BasisKind, Order
 
 NO_RANK = "no rank asked for"  # the reason of layers whose input nobody wants to change
+FROZEN = "its weight is frozen"  # that of layers from which a budget of what is trained takes nothing
 
 
 @dataclass(frozen=True)

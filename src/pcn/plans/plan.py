@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import nn
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from pcn.graph import ChannelGraph
     from pcn.running.optimizers import Optimizers
     from pcn.statistics import Statistics
+
+
+Form = Literal["fused", "factored", "folded"]  # how a principal component layer runs, see pcn.fusion.fuse_
+FORMS: tuple[Form, ...] = get_args(Form)
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Plan:
     slices: Slices = field(default_factory=dict)
     left_alone: dict[str, str] = field(default_factory=dict)
     usage: Expected | None = None
-    forms: dict[str, dict[str, str]] = field(default_factory=dict)  # where -> layer -> form
+    forms: dict[str, dict[str, Form]] = field(default_factory=dict)  # where -> layer -> form
     unspent: str | None = None
     whole: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 

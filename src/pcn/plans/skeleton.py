@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pcn.memory import tensors_by_name
 from pcn.plans.plan import Slices
 from pcn.running.copying import copied
 
@@ -16,8 +17,7 @@ def skeleton(model: nn.Module, slices: Slices) -> nn.Module:
     memo: dict[int, Any] = {}
     sizes = {name: {dim: len(cut.kept) for dim, cut in dims.items()} for name, dims in slices.items()}
     touched = set()
-    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for name, tensor in tensors:
+    for name, tensor in tensors_by_name(model).items():
         if id(tensor) not in memo or name in sizes:
             memo[id(tensor)] = _empty(tensor, sizes.get(name, {}))
         if name in sizes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
+from pcn.tables import align, listed
 
 HEADER = ("layer", "in", "out", "trained", "stored", "FLOPs")
-TEXTS = 3  # so many columns are texts, the others numbers
+TEXTS = range(3)  # the columns that are texts
 
 
 def plan_table(plan: Plan) -> str:
@@ -18,8 +19,8 @@ def plan_table(plan: Plan) -> str:
             *lines,
             "",
             *totals(plan),
-            *_listed("remarks:", remarks(plan)),
-            *_listed("left alone:", reasons(plan)),
+            *listed("remarks:", remarks(plan)),
+            *listed("left alone:", reasons(plan)),
         ]
     )
 
@@ -100,29 +101,5 @@ def reasons(plan: Plan) -> dict[str, list[str]]:
     return found
 
 
-def shorten(names: list[str], most: int = 4) -> str:
-    """The first few of some names, and how many more there are."""
-    first = ", ".join(name or "the model itself" for name in names[:most])
-    return f"{first} and {len(names) - most} more" if len(names) > most else first
-
-
-def _listed(title: str, found: dict[str, list[str]]) -> list[str]:
-    lines = [f"  {shorten(names)}: {text}" for text, names in found.items()]
-    return ["", title, *lines] if lines else []
-
-
 def _saved(before: int, after: int, what: str) -> str:
     return f"{before:,} -> {after:,} {what} ({after / max(before, 1):.1%})"
-
-
-def align(rows: list[tuple[str, ...]], texts: int) -> list[str]:
-    """Rows as lines of one width; the first columns are texts, the others numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        padded = [
-            cell.ljust(width) if index < texts else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(padded).rstrip())
-    return lines

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pcn.config import PCNConfig
+from pcn.config import USUAL_RANK, PCNConfig
 from pcn.plans.plan import Plan
 from pcn.rank_rules import ExplainedVariance, Rank, Threshold
 from pcn.report import headline
@@ -140,8 +140,8 @@ def _rule(rank: Rank | None) -> dict[str, Any]:
     """Where the slider starts: at the configuration's own rule, if it is one that the slider knows."""
     if isinstance(rank, Threshold) and rank.variance > 0:
         return {"mode": "variance", "value": rank.variance}
-    share = rank.share if isinstance(rank, ExplainedVariance) else 0.95
-    return {"mode": "share", "value": share}
+    rule = rank if isinstance(rank, ExplainedVariance) else USUAL_RANK
+    return {"mode": "share", "value": rule.share}
 
 
 def _facts(history: dict[str, Any], unfinished: int | None = None) -> list[str]:

@@ -6,9 +6,8 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from pcn.training.settings import LIMITS, Settings
+from pcn.training.settings import BUDGET, Settings
 
-BUDGET = (*LIMITS, "worth", "two_sided", "drop_channels", "patterns", "rank_step", "rank_floor")
 CHOSEN = ("pcn", "rank", *BUDGET, "output_rank", "kernel_rank", "keep_outputs", "layers", "exclude", "skip_larger")
 
 

@@ -14,10 +14,10 @@ from pcn.layers import LAYER_TYPES, by_group, canonical_weight, unwrap
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 from pcn.plans.ranks import few_samples, is_made_up
-from pcn.plans.table import shorten
 from pcn.rewriting import directions
 from pcn.rewriting.directions import Directions
 from pcn.statistics import Statistics
+from pcn.tables import shorten
 from pcn.warn import warn
 
 

@@ -12,8 +12,9 @@ from pcn.layers import LAYER_TYPES, canonical_weight, layout_of
 from pcn.maths.patterns import Patterns
 from pcn.maths.products import select_inputs
 from pcn.maths.transform import Projected, dropped_part, reader_transform, with_output_basis, with_patterns
+from pcn.memory import tensors_by_name
 from pcn.nn import PCModule, empty_like
-from pcn.plans.fit import check_plan_fits, tensors_by_name
+from pcn.plans.fit import check_plan_fits
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 from pcn.rewriting.bases import Bases, Basis, kept_inputs

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pcn.errors import PlanError
 from pcn.layers import LAYER_TYPES, layout_of
+from pcn.memory import tensors_by_name
 from pcn.nn import PCModule, check_own_tensors, inherit_
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
@@ -77,7 +78,7 @@ def _restoring(plan: Plan, model: nn.Module) -> Edit:
     """Give every cut tensor outside the transformed layers its old size back."""
     edit = Edit()
     transformed = {layer.name for layer in plan.transformed}
-    held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    held = tensors_by_name(model)
     for name in plan.slices:
         if name.rpartition(".")[0] not in transformed:
             if name not in held:

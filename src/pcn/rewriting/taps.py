@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from pcn.layers import canonical_weight, groups_of
 from pcn.nn.functional import pads_of, sides
 from pcn.running.example import device_of
 from pcn.running.failures import saying_which
-from pcn.running.inputs import over_samples
+from pcn.running.inputs import Change, changed_inputs, over_samples
 from pcn.running.untouched import untouched
 from pcn.statistics import Statistics
 from pcn.statistics.pieces import exact_products
@@ -51,23 +52,22 @@ def look_at_taps(model: nn.Module, stats: Statistics, along: Mapping[str, Along]
         return sums
     varies = dict.fromkeys(layers, 0.0)
 
-    def watching(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            x = over_samples(args[0] if args else next(iter(kwargs.values())))
+    def watching(name: str) -> Change:
+        def look(given: Tensor) -> Tensor:
+            x = over_samples(given).detach()
             if x.numel():
-                varies[name] = max(varies[name], _variance(x.detach(), module))
-                sums[name] += tap_moments(x.detach(), module, *along[name][:2]).to(sums[name].device)
+                varies[name] = max(varies[name], _variance(x, layers[name]))
+                sums[name] += tap_moments(x, layers[name], *along[name][:2]).to(sums[name].device)
+            return given
 
-        return hook
+        return look
 
-    hooks = [each.register_forward_pre_hook(watching(name), with_kwargs=True) for name, each in layers.items()]
     example = stats.example.with_inputs(tree_map_only(Tensor, lambda each: each.to(device), stats.example.inputs))
-    try:
-        with untouched(model, stats.mode_without_dropout), saying_which("the first batch", example, give=GIVE):
-            example.call(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as stack:
+        stack.enter_context(changed_inputs(model, {name: watching(name) for name in layers}))
+        stack.enter_context(untouched(model, stats.mode_without_dropout))
+        stack.enter_context(saying_which("the first batch", example, give=GIVE))
+        example.call(model)
     for name, (_, _, known) in along.items():
         if known is not None and varies[name] <= LITTLE * float(known):
             sums[name].zero_()

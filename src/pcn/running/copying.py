@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pcn.errors import PlanError
+from pcn.errors import PlanError, first_line
 
 
 def copied(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
@@ -22,10 +22,9 @@ def copied(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
         with _WithoutHistory():
             return copy.deepcopy(model, memo)
     except Exception as error:
-        words = next(iter(str(error).strip().splitlines()), "no message")
         raise PlanError(
-            f"the model cannot be copied: {type(error).__name__}: {words}; hold what torch or Python does not copy "
-            "outside the model"
+            f"the model cannot be copied: {type(error).__name__}: {first_line(error)}; hold what torch or Python does "
+            "not copy outside the model"
         ) from error
 
 

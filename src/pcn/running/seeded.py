@@ -23,13 +23,19 @@ def same_numbers(seed: int = 0) -> Iterator[None]:
 
     Some models draw how they go through their layers while they train: run twice inside, they go the same way.
     """
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - it is what models use
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), other_numbers_kept():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed other devices too
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
+        yield
+
+
+@contextmanager
+def other_numbers_kept() -> Iterator[None]:
+    """Give Python's random numbers and NumPy's their state back, which a model may draw beside torch's."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - it is what models use
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002

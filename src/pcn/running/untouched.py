@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pcn.errors import ConfigError
 from pcn.running.copying import copied_without_values
+from pcn.running.seeded import other_numbers_kept
 from pcn.running.stock import plain
 
 Mode = Literal["eval", "batch", "train"]
@@ -37,7 +36,7 @@ def untouched(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
         stack.enter_context(same_modes(model))
         stack.enter_context(_same_buffers(model))
         stack.enter_context(torch.random.fork_rng(devices=_cuda_devices(model)))
-        stack.enter_context(_same_other_numbers())
+        stack.enter_context(other_numbers_kept())
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_without_search())
@@ -107,19 +106,6 @@ def counting_alone(norms: Iterable[_BatchNorm]) -> Iterator[None]:
     finally:
         for norm in synced:
             norm.__dict__.pop("forward", None)
-
-
-@contextmanager
-def _same_other_numbers() -> Iterator[None]:
-    """Put Python's random numbers and, where somebody uses it, NumPy's back, which a model may draw as well."""
-    numpy = sys.modules.get("numpy")
-    kept = random.getstate(), None if numpy is None else numpy.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(kept[0])
-        if numpy is not None:
-            numpy.random.set_state(kept[1])
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pcn.costs.count import count
-from pcn.errors import ConfigError, FileError, PCNError
+from pcn.errors import ConfigError, FileError, PCNError, first_line
 from pcn.layers import unwrap
 from pcn.rewriting.fold import fold_
 from pcn.rewriting.plain import PlainForm, to_plain
@@ -201,8 +201,8 @@ def _exporting(what: str, model: nn.Module) -> Iterator[None]:
         cause = error.__cause__ or error  # the exporter's own message lists its steps, not what is wrong
         if isinstance(cause, OSError) and cause.errno is not None:  # the disk, not the model
             raise cause from None
-        words = next(iter(str(cause).strip().splitlines()), "no message")
-        raise ExportError(f"{what} cannot export {type(model).__name__}: {type(cause).__name__}: {words}") from error
+        said = f"{type(cause).__name__}: {first_line(cause)}"
+        raise ExportError(f"{what} cannot export {type(model).__name__}: {said}") from error
     finally:
         for log, level in zip(logs, levels, strict=True):
             log.setLevel(level)

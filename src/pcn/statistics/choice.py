@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pcn.collectives import Ranks
-from pcn.config import matches
+from pcn.config import check_count, matches
 from pcn.errors import ConfigError, StatisticsError, suggest
 from pcn.layers import transformable_layers
 from pcn.rank_rules import is_number
@@ -68,8 +68,8 @@ def check_numbers(
     passes: int | None = None,
 ) -> None:
     for name, value in {"pool": pool, "max_rank": max_rank, "passes": passes}.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{name}={value!r}: give a whole number of at least 1")
+        if value is not None:
+            check_count(name, value)
     if fraction is not None and not (is_number(fraction) and 0 < fraction <= 1):
         raise ConfigError(f"fraction={fraction!r}: the fraction must lie in (0, 1]")
 

@@ -60,10 +60,8 @@ class Krylov:
                 rows = self._image[-PROBE:]
             elif self._exhausted():
                 return values, turn @ self._basis
-            elif self.dimensions >= (
-                limit // 2 if needed is None else limit
-            ):  # an answer out of sight will not converge
-                return None
+            elif self.dimensions >= (limit if needed is not None else limit // 2):
+                return None  # at half the limit an answer that is out of sight will not converge within it
             self._grow(rows)
             if needed is None:  # far from an answer: looking for it costs more than growing
                 for _ in range(self.dimensions // (8 * self._block)):

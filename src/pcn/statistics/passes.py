@@ -31,8 +31,9 @@ class Passes:
     ranks: Ranks
 
     def collect_(self, collector: Collector, loss: Loss | None = None) -> Example | None:
-        """Go over the batches once, forward and, for a loss, backward; returns the first batch with a sample, if
-        this process has one, or the first.
+        """Go over the batches once, forward and, for a loss, backward, and add up what all processes have seen.
+
+        Returns this process's first batch with a sample, or its first where none has one; None without any.
         """
         example = self.ranks.together(lambda: self._alone(collector, loss))
         if not any(self.ranks.gather(example is not None)):

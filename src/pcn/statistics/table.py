@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pcn.config import PCNConfig
+from pcn.config import USUAL_RANK
 from pcn.errors import StatisticsError
 from pcn.rank_rules import Rank, RankRule, as_rank_rule
+from pcn.tables import align, by_text, listed
 
 if TYPE_CHECKING:
     from pcn.statistics.statistics import Statistics
 
 HEADER = ("layer", "width", "directions", "trainable", "would save", "")
+TEXTS = (0, 5)  # the columns that are texts
 
 
 @dataclass(frozen=True)
@@ -49,22 +51,27 @@ def table(statistics: Statistics, rank: Rank | None = None) -> str:
         [
             f"directions by {rule}",
             "",
-            *_aligned([HEADER, *(row.cells(most) for row in found), total]),
-            *_listed("not known:", [(row.layer, row.reason) for row in found if row.reason is not None]),
-            *_listed("remarks:", list(statistics.remarks.items())),
-            *_listed("left alone:", list(statistics.left_alone.items())),
+            *align([HEADER, *(row.cells(most) for row in found), total], TEXTS),
+            *listed("not known:", by_text(not_known(found))),
+            *listed("remarks:", by_text(statistics.remarks)),
+            *listed("left alone:", by_text(statistics.left_alone)),
         ]
     )
 
 
 def rule_shown(rank: Rank | None) -> RankRule:
     """The rule that was asked for, by default that of ``PCNConfig()``."""
-    return as_rank_rule(PCNConfig().rank or 1.0) if rank is None else as_rank_rule(rank)
+    return USUAL_RANK if rank is None else as_rank_rule(rank)
 
 
 def rows(statistics: Statistics, rule: RankRule) -> list[Row]:
     """One row for each layer, in the order of the model."""
     return [_row(statistics, name, rule) for name in statistics.layers]
+
+
+def not_known(rows: list[Row]) -> dict[str, str]:
+    """Why the number of directions is not known, by layer, where it is not."""
+    return {row.layer: row.reason for row in rows if row.reason is not None}
 
 
 def _row(statistics: Statistics, name: str, rule: RankRule) -> Row:
@@ -82,24 +89,3 @@ def _row(statistics: Statistics, name: str, rule: RankRule) -> Row:
 
 def _share(saved: int, trainable: int) -> str:
     return f"{saved / trainable:.0%}" if saved else ""
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    texts = []
-    for first, *numbers, last in rows:
-        middle = [cell.rjust(width) for cell, width in zip(numbers, widths[1:-1], strict=True)]
-        texts.append("  ".join([first.ljust(widths[0]), *middle, last]).rstrip())
-    return texts
-
-
-def _listed(title: str, reasons: list[tuple[str, str]], most: int = 4) -> list[str]:
-    """One line for each reason, with the first few of the names that it holds for."""
-    names: dict[str, list[str]] = {}
-    for name, reason in reasons:
-        names.setdefault(reason, []).append(name or "(the model)")
-    lines = []
-    for reason, held in names.items():
-        more = f" and {len(held) - most} more" if len(held) > most else ""
-        lines.append(f"  {', '.join(held[:most])}{more}: {reason}")
-    return ["", title, *lines] if lines else []

@@ -7,24 +7,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pcn.config import PCNConfig
+from pcn.config import USUAL_RANK, PCNConfig
 from pcn.errors import ConfigError, StatisticsError
 from pcn.rank_rules import ExplainedVariance, RankRule, Threshold
 from pcn.statistics import Statistics
-
-UNASKED = ExplainedVariance(0.95)  # what is watched where a configuration does not ask for a part of the variance
 
 
 def dimension_rule(config: PCNConfig) -> RankRule:
     """The rule that effective dimensions are counted by: the configuration's own where it looks at variances.
 
+    Otherwise it is the usual one.
+
     >>> dimension_rule(PCNConfig(rank=Threshold(0.1))), dimension_rule(PCNConfig(rank=64))
     (Threshold(variance=0.1), ExplainedVariance(share=0.95))
     """
-    return config.rank if isinstance(config.rank, Threshold | ExplainedVariance) else UNASKED
+    return config.rank if isinstance(config.rank, Threshold | ExplainedVariance) else USUAL_RANK
 
 
-def effective_dimensions(stats: Statistics, rule: RankRule = UNASKED) -> dict[str, int | None]:
+def effective_dimensions(stats: Statistics, rule: RankRule = USUAL_RANK) -> dict[str, int | None]:
     """How many directions of every layer's input the rule would keep; None where too few of them are known.
 
     The statistics are as before: what a later question finds does not depend on whether this one was asked.

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from pcn.config import LayerRule, PCNConfig
 from pcn.errors import ConfigError
 from pcn.layers import out_width
-from pcn.planner.budget import Budget
+from pcn.planner.budget import Budget, config_of
 from pcn.plans.ranks import rank_layers
 from pcn.rank_rules import Fixed, Fraction, as_rank_rule
 from pcn.rewriting.groups import held_by
@@ -29,7 +29,7 @@ def check_fade(fade: int, wish: PCNConfig | Budget) -> None:
         raise ConfigError(f"fade={fade!r}: give a number of steps, or 0 to cut at once")
     if not fade:
         return
-    config = wish.config if isinstance(wish, Budget) else wish
+    config = config_of(wish)
     if config.keep_dropped:
         raise ConfigError(f"fade={fade} with keep_dropped, which keeps what fade takes away: choose one of them")
     asked = "drop_channels" if isinstance(wish, Budget) and wish.drop_channels else _keeping_outputs(config)

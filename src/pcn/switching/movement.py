@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pcn.config import PCNConfig
+from pcn.config import USUAL_RANK, PCNConfig
 from pcn.rank_rules import as_rank_rule
 from pcn.statistics import Statistics
-from pcn.switching.dimensions import UNASKED
 
 STILL = 1e-6  # less than this is rounding
 
@@ -35,7 +34,7 @@ def _ranks(stats: Statistics, config: PCNConfig) -> dict[str, int]:
     """The largest rank that the readers of an activation ask for, where it has room to move."""
     asked = {name: config.rule_for(name)[0].rank for name in stats.layers if config.excludes(name) is None}
     if all(rank is None for rank in asked.values()):
-        asked = dict.fromkeys(asked, UNASKED)
+        asked = dict.fromkeys(asked, USUAL_RANK)
     ranks: dict[str, int] = {}
     for name, wish in asked.items():
         if wish is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
+from pcn.config import check_count
 from pcn.errors import ConfigError
 from pcn.rank_rules import is_number
 
@@ -119,8 +120,7 @@ class SubspacesSettle:
     def __post_init__(self) -> None:
         if not (is_number(self.within) and 0 < self.within < 1):
             raise ConfigError(f"SubspacesSettle({self.within!r}): the share must lie in (0, 1)")
-        if isinstance(self.patience, bool) or not isinstance(self.patience, int) or self.patience < 1:
-            raise ConfigError(f"SubspacesSettle(patience={self.patience!r}): give a whole number of at least 1")
+        check_count("SubspacesSettle.patience", self.patience)
 
     def due(self, progress: Progress) -> bool:
         seen = progress.movements

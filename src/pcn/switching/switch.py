@@ -14,7 +14,7 @@ from pcn.distributed.plans import Made
 from pcn.errors import ConfigError, PlanError
 from pcn.layers import transformable_layers, unwrap
 from pcn.planner import Measured
-from pcn.planner.budget import Budget, Limit, as_budget
+from pcn.planner.budget import Budget, Limit, as_budget, config_of
 from pcn.planner.reachable import check_reachable
 from pcn.planner.units import UNITS
 from pcn.planner.within import plan_within
@@ -362,7 +362,7 @@ class Switch:
     @property
     def options(self) -> PCNConfig:
         """The configuration, also where a budget chooses the ranks."""
-        return self._wish.config if isinstance(self._wish, Budget) else self._wish
+        return config_of(self._wish)
 
     @property
     def _measures_worth(self) -> bool:

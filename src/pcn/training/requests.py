@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import nn
 
 from pcn import models
-from pcn.config import BasisKind, LayerRule, Order, PCNConfig
+from pcn.config import USUAL_RANK, BasisKind, LayerRule, Order, PCNConfig
 from pcn.errors import ConfigError
 from pcn.planner import Divergence, Evenly, Hedged, Response, Taylor, Worth, prediction_divergence
 from pcn.planner.budget import Budget, as_budget
@@ -83,7 +83,7 @@ def optimizer_kind(settings: Settings) -> str:
 
 def _own_config(settings: Settings) -> PCNConfig:
     rules = {name: _layer_rule(name, rule) for name, rule in settings.layers.items()}
-    rank = PCNConfig().rank if settings.rank is None else parse_rank(settings.rank)
+    rank = USUAL_RANK if settings.rank is None else parse_rank(settings.rank)
     return PCNConfig(
         rank,
         count_or_fraction(settings.keep_outputs),

@@ -46,14 +46,15 @@ def checked(each: Field[Any], hint: Any, value: Any) -> Any:
 
 def _within(each: Field[Any], value: Any) -> Any:
     """The value, if it is no number, or a finite one between what the field says is the ``least`` and the ``most``."""
-    if not isinstance(value, float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     least, most = each.metadata.get("least", -math.inf), each.metadata.get("most", math.inf)
     if math.isfinite(value) and least <= value <= most:
         return value
     bounds = {"of at least": least, "and at most": most}
     said = "".join(f" {words} {bound:g}" for words, bound in bounds.items() if math.isfinite(bound))
-    raise ConfigError(f"{each.name}={value!r}: give a finite number{said}")
+    kind = "whole" if isinstance(value, int) else "finite"
+    raise ConfigError(f"{each.name}={value!r}: give a {kind} number{said}")
 
 
 def _as(name: str, kind: type, value: Any) -> Any:

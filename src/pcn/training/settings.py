@@ -22,6 +22,7 @@ SCHEDULES = ("constant", "drops", "cosine")
 AUGMENT = ("none", "crop-flip", "resized-crop", "resized-crop-colour")
 SCALES = ("unit", "standardise", "centre")
 LIMITS = tuple(UNITS)  # of a budget
+BUDGET = (*LIMITS, "worth", "two_sided", "drop_channels", "patterns", "rank_step", "rank_floor")  # all that makes one
 WORTHS = ("response", "taylor", "divergence", "evenly", "hedged")
 STEP = Budget.step
 FLAGS = ("out", "device", "threads", "compile", "fuse")  # of pcn train: where and how, not what
@@ -44,8 +45,8 @@ class Settings:
         "crop-flip: random crops and flips; resized-crop: of random size; -colour: in random colours",
         choices=AUGMENT,
     )
-    epochs: int = option(10, "epochs in all")
-    batch: int = option(128, "samples in a step, over all processes")
+    epochs: int = option(10, "epochs in all", least=1)
+    batch: int = option(128, "samples in a step, over all processes", least=1)
     seed: int = option(0, "decides the weights, the split and the order of the data")
     optimizer: str = option("sgd", "which optimizer", choices=OPTIMIZERS)
     learning_rate: float = option(0.05, "its learning rate")
@@ -138,27 +139,25 @@ class Settings:
     fade_epochs: float = switch_option(0.0, "have what the cut takes away fade over so many epochs first")
     recalibrate: bool = switch_option(False, "measure batch norm's statistics anew after the switch")
     measure_every: int = option(1, "epochs between looks at the effective dimensions, up to the switch; 0: never")
-    calibration_samples: int = option(5000, "training samples to find the subspaces on")
+    calibration_samples: int = option(5000, "training samples to find the subspaces on", least=1)
     analysis_mode: str | None = option(
         None,
         "the model's mode meanwhile: eval, batch (as eval, but batch norm as in training) or train "
         "(default: eval, at a switch within a budget batch)",
         choices=MODES,
     )
-    analysis_pool: int | None = option(None, "average convolutions' inputs over squares of so many pixels first")
+    analysis_pool: int | None = option(
+        None, "average convolutions' inputs over squares of so many pixels first", least=1
+    )
     analysis_fraction: float | None = option(None, "use a random part of the samples, another one for each layer")
     keep_best: bool = option(False, "end with the weights of the epoch with the best validation accuracy")
-    patience: int | None = option(None, "stop after so many epochs without a better one (and keep the best)")
+    patience: int | None = option(None, "stop after so many epochs without a better one (and keep the best)", least=1)
     min_delta: float = option(0.0, "points of validation accuracy by which an epoch must be better")
     checkpoint_every: float = option(1, "epochs between checkpoints; a fraction of one for several in an epoch")
 
     def __post_init__(self) -> None:
         for each in fields(self):
             object.__setattr__(self, each.name, checked(each, _hints()[each.name], getattr(self, each.name)))
-        for name in ("epochs", "batch", "calibration_samples", "analysis_pool", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value!r}: give a whole number of at least 1")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed={self.seed!r}: give a whole number from 0 to below 2**63")
         if not 0 <= self.fade_epochs < self.epochs:

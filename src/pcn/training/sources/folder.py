@@ -63,8 +63,9 @@ def _options(settings: Settings) -> dict[str, Any]:
     for name, value in settings.data_options.items():
         if name not in OPTIONS:
             raise ConfigError(f"data_options has {name!r}: a folder of images takes {', '.join(OPTIONS)}")
-        if type(value) is not int or value < (name != "workers"):
-            raise ConfigError(f"data_options has {name}={value!r}: give a whole number")
+        least = 0 if name == "workers" else 1
+        if type(value) is not int or value < least:
+            raise ConfigError(f"data_options has {name}={value!r}: give a whole number of at least {least}")
     return {**OPTIONS, **settings.data_options}
 
 
