@@ -202,7 +202,7 @@ def _attached(module: nn.Module) -> str | None:
     if own := next((name for name in STATE_METHODS if _is_own(module, name)), None):
         return f"its class has a {own} of its own, which knows its tensors as they are"
     if module.weight._backward_hooks:
-        return "its weight has a hook on its gradient, which knows it as it is"
+        return "its weight has a hook on its gradient, which knows it as it is: remove it, and register it again later"
     for name, value in vars(module).items():
         if name in NEEDED:
             return f"it has an attribute {name!r}, which a principal component layer needs for itself"

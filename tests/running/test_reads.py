@@ -57,6 +57,24 @@ class InAList(Base):
         return self.last(F.linear(self.hidden(x), self.tied[0].t()))
 
 
+class Scaling(Base):
+    """The weight behind a basis says another number of inputs, and the hidden layer would be scaled by another one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.hidden(x) / self.second.weight.shape[1] ** 0.5)
+
+
+class ScalingWhenTrained(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.hidden(x)
+        return self.last(h / self.second.weight.size(-1) if self.training else h)
+
+
+class Folding(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.hidden(x).view(-1, self.second.weight.size(dim=1)))
+
+
 class Looking(Base):
     """What asks for shape, dtype or device computes with nothing."""
 
@@ -88,7 +106,7 @@ def batches() -> list[Tensor]:
     return [torch.randn(16, 6) for _ in range(4)]
 
 
-@pytest.mark.parametrize("kind", [Always, WhenTrained, Branching, InAList])
+@pytest.mark.parametrize("kind", [Always, WhenTrained, Branching, InAList, Scaling, ScalingWhenTrained, Folding])
 def test_a_layer_whose_weight_is_used_elsewhere_stays_as_it_is(kind: type[Base]) -> None:
     torch.manual_seed(0)
     model = kind()

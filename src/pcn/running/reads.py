@@ -1,8 +1,8 @@
-"""Who computes with a layer's weight or bias without calling the layer: seen while the model runs, in both modes."""
+"""Who computes with a layer's weight or bias, or its size, without calling the layer: seen while the model runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -14,17 +14,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from pcn.errors import PlanError
-from pcn.layers import transformable_layers
+from pcn.layers import layer_type, transformable_layers
 from pcn.memory import Places, span
 from pcn.running.copying import copied
 from pcn.running.example import Example
 from pcn.running.modes import ModeAsked
 from pcn.running.seeded import same_numbers
+from pcn.running.trees import tensors_in
 from pcn.running.untouched import untouched
 
 # What asks a tensor for its shape, dtype or device alone: the tensor's place among the arguments.
 LIKE = {Tensor.to: 1, Tensor.type_as: 1}
 ABOUT = {Tensor.grad.__get__, Tensor.requires_grad_}  # type: ignore[union-attr]
+SIZES = {Tensor.shape.__get__, Tensor.size}  # type: ignore[attr-defined]
 Owner = TypeVar("Owner")
 
 
@@ -51,14 +53,13 @@ def read_directly(model: nn.Module, example: Example) -> Reads:
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return Reads()
-    with same_numbers():
-        found, _ = _seen(model, example, training=False, during=nullcontext())
-        try:
-            double = copied(model)
-        except PlanError as error:
-            return Reads(found, unseen=str(error))
-        asked = ModeAsked(double)
-        trained, whole = _seen(double, example, training=True, during=asked)
+    found, _ = _seen(model, example, training=False, during=nullcontext())
+    try:
+        double = copied(model)
+    except PlanError as error:
+        return Reads(found, unseen=str(error))
+    asked = ModeAsked(double)
+    trained, whole = _seen(double, example, training=True, during=asked)
     return Reads(trained | found, alike=whole and not asked.happened)
 
 
@@ -69,22 +70,54 @@ def _seen(
     layers = {name: layer for name, layer, why in transformable_layers(model) if why is None}
     names = {id(module): name for name, module in model.named_modules()}
     owners = Places((tensor, (name, layer)) for name, layer in layers.items() for tensor in layer.parameters())
+    weights = {id(layer.weight): (name, layer) for name, layer in layers.items()}
     found: dict[str, str] = {}
+    sizes: dict[str, str] = {}
     stack: list[nn.Module] = []  # modules whose calls have begun and not ended, the innermost last
 
-    def told(owner: tuple[str, nn.Module]) -> None:
+    def note(owner: tuple[str, nn.Module], where: dict[str, str]) -> None:
         name, layer = owner
         inside = stack[-1] if stack else model
         if inside is not layer:
-            found.setdefault(name, names.get(id(inside)) or type(inside).__name__)
+            where.setdefault(name, names.get(id(inside)) or type(inside).__name__)
 
-    with untouched(model, "train" if training else "eval"), _noting_calls(model, stack), suppress(Exception):
-        if training:
-            model.train()
-        with UsesOf(owners, told), during:
-            example.call(model)
-        return found, True
-    return found, False
+    def asked(owner: tuple[str, nn.Module], size: torch.Size) -> torch.Size:
+        note(owner, sizes)
+        return size
+
+    def run(*watching: AbstractContextManager[Any]) -> list[Tensor] | None:
+        """What the model puts out, or nothing where it fails; every time it draws the same numbers."""
+        stack.clear()
+        with untouched(model, "train" if training else "eval"), _noting_calls(model, stack), suppress(Exception):
+            if training:
+                model.train()
+            with same_numbers(), ExitStack() as entered:
+                for each in watching:
+                    entered.enter_context(each)
+                return [tensor.detach() for tensor in tensors_in(example.call(model))]
+        return None
+
+    output = run(UsesOf(owners, lambda owner: note(owner, found)), SizesOf(weights, asked), during)
+    for name, who in sizes.items():
+        if output is not None and name not in found:
+            other = run(SizesOf({id(layers[name].weight): layers[name]}, _twice_as_many_inputs))
+            if not _alike(output, other):
+                found[name] = who
+    return found, output is not None
+
+
+def _twice_as_many_inputs(layer: nn.Module, size: torch.Size) -> torch.Size:
+    """Another size than a layer's weight has, as one behind a basis has another: it shows who computes with it."""
+    kind = layer_type(layer)
+    return torch.Size(n * 2 if kind is not None and dim == kind.in_dim else n for dim, n in enumerate(size))
+
+
+def _alike(output: list[Tensor], other: list[Tensor] | None) -> bool:
+    try:
+        torch.testing.assert_close(other, output, equal_nan=True)
+    except Exception:  # they differ, or cannot be compared
+        return False
+    return True
 
 
 class UsesOf(TorchFunctionMode, Generic[Owner]):
@@ -113,6 +146,23 @@ class UsesOf(TorchFunctionMode, Generic[Owner]):
             for owner, _ in used:
                 self.told(owner)
         return result
+
+
+class SizesOf(TorchFunctionMode, Generic[Owner]):
+    """Has ``told`` say what size a weight has when it is asked for it; the weights are known by their ids."""
+
+    def __init__(self, weights: Mapping[int, Owner], told: Callable[[Owner, torch.Size], torch.Size]) -> None:
+        super().__init__()
+        self.weights, self.told = weights, told
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in SIZES or id(args[0]) not in self.weights:
+            return result
+        size = self.told(self.weights[id(args[0])], args[0].size())
+        return size if isinstance(result, torch.Size) else size[[*args[1:], *(kwargs or {}).values()][0]]
 
 
 def _tensors(values: Any) -> list[Tensor]:
