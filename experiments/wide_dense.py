@@ -1,6 +1,6 @@
 """A wide dense network on CIFAR-10: what whole runs take, of the network, its PCN within a budget, and narrower ones.
 
-    python experiments/wide_dense.py --data DIR              # the grid, then three seeds: half an hour on two cores
+    python experiments/wide_dense.py --data DIR              # the grid, then five seeds: half an hour on two cores
     python experiments/wide_dense.py --table
 
 Three hidden layers of 1,024 with ReLU read the pixels; Adam, cosine, the switch after epoch 1 of 12. The PCN trains a
@@ -178,7 +178,7 @@ def main() -> None:
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10's binary version")
-    parser.add_argument("--seeds", nargs="+", type=int, default=range(3), metavar="SEED")
+    parser.add_argument("--seeds", nargs="+", type=int, default=range(5), metavar="SEED")
     parser.add_argument("--table", action="store_true", help="print what is there")
     parser.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS", help="for each run")
     parser.add_argument("--results", type=Path, help="results file, if not the one in experiments/results")

@@ -24,7 +24,7 @@ def test_every_run_is_there_once_at_the_rate_of_the_grid_and_meets_its_size() ->
 
     records = json.loads((wide_dense.RESULTS / "wide_dense.json").read_text())["records"]
     final = [record for record in records if record["seed"] != wide_dense.GRID_SEED]
-    assert len(final) == len({(record["network"], record["seed"]) for record in final}) == 3 * len(wide_dense.NETWORKS)
+    assert len(final) == len({(record["network"], record["seed"]) for record in final}) == 5 * len(wide_dense.NETWORKS)
     share = wide_dense.SHARE * wide_dense.parameters(wide_dense.WIDTH)
     for record in final:
         assert record["learning_rate"] == wide_dense.best_rate(records, record["network"])
