@@ -23,11 +23,10 @@ def test_every_run_is_there_once_at_the_rate_of_the_grid_and_meets_its_size() ->
     import wide_dense
 
     records = json.loads((wide_dense.RESULTS / "wide_dense.json").read_text())["records"]
-    final = [record for record in records if record["seed"] != wide_dense.GRID_SEED]
+    final = wide_dense.finals(records)
     assert len(final) == len({(record["network"], record["seed"]) for record in final}) == 5 * len(wide_dense.NETWORKS)
     share = wide_dense.SHARE * wide_dense.parameters(wide_dense.WIDTH)
     for record in final:
-        assert record["learning_rate"] == wide_dense.best_rate(records, record["network"])
         if record["network"] in (wide_dense.PCN, wide_dense.NARROW):
             assert 0.98 * share < record["trainable_params"] <= share
         if record["network"] == wide_dense.AS_STORED:
@@ -54,11 +53,11 @@ def test_the_grid_comes_first_and_what_is_there_is_not_run_again(
     options = argparse.Namespace(data=folder, time_limit=float("inf"), together=1, shared=False)
     wide_dense.do(records, [0], options)
     seeds = [record["seed"] for record in records.records]
-    assert seeds == [wide_dense.GRID_SEED] * 8 + [0] * 4
-    assert [record["test_accuracy"] is None for record in records.records] == [True] * 8 + [False] * 4
+    assert seeds == [wide_dense.GRID_SEED] * 12 + [0] * 4
+    assert [record["test_accuracy"] is None for record in records.records] == [True] * 12 + [False] * 4
     assert all(record["seconds"] > 0 for record in records.records)
     wide_dense.do(records, [0], options)
-    assert len(records.records) == 12
+    assert len(records.records) == 16
     pcn, narrow, as_stored = records.records[-3:]
     assert pcn["trainable_params"] <= pcn["total_params"]
     assert narrow["total_params"] <= as_stored["total_params"] <= pcn["total_params"]
