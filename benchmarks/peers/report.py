@@ -112,11 +112,13 @@ def short_table(results: Results) -> str:
         found = select(results, parent, target, epochs)
         for method in (each for each in IN_SHORT if each in found and OURS in found):
             runs = found[method]
-            sizes = shown(runs, "trainable_params", 1, ",.0f"), shown(runs, "flops_per_sample", 1e6, ",.0f")
+            numbers = shown(runs, "trainable_params", 1, ",.0f"), shown(runs, "total_params", 1, ",.0f")
+            sizes = *numbers, shown(runs, "flops_per_sample", 1e6, ",.0f")
             known = shown(runs, "test_accuracy", 1, ".2f"), counted(runs, "test_accuracy")
             times = shown(runs, "train_seconds", 1, ".0f"), shown(runs, "energy_j", 1000, ".1f")
             rows[f"{parent}, {epochs} epochs: {IN_SHORT[method]}", *sizes, *known, *times] = None
-    head = ["network", "parameters trained", "MFLOPs per sample", "test accuracy (%)", "runs", "seconds", "kJ"]
+    head = ["network", "parameters trained", "numbers stored", "MFLOPs per sample"]
+    head += ["test accuracy (%)", "runs", "seconds", "kJ"]
     return markdown(head, [list(row) for row in rows])
 
 
