@@ -10,6 +10,7 @@ import argparse
 import multiprocessing
 import sys
 import time
+import tomllib
 import traceback
 import warnings
 from collections import Counter
@@ -27,6 +28,7 @@ from random_models.choices import Choices
 from random_models.properties import PROPERTIES, Property
 from random_models.shrink import shrink
 
+PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 BY_NAME = {check.__name__: check for check in PROPERTIES}
 
 
@@ -58,15 +60,18 @@ def _fails(check: Property, taken: list[int]) -> bool:
     return False
 
 
-def _quiet_worker() -> None:
+def quiet_worker() -> None:
+    """One thread, and warnings as in the tests: all are errors but those that pyproject.toml names."""
     torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", message="`torch.jit.script_method` is deprecated")
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))
+    for setting in project["tool"]["pytest"]["ini_options"]["filterwarnings"]:
+        action, _, rest = setting.partition(":")
+        warnings.filterwarnings(action, message=rest.split(":")[0])
 
 
 def results(seeds: range, checks: list[str], workers: int) -> Iterator[Result]:
     """Run the seeds in order, several at a time."""
-    with multiprocessing.get_context("spawn").Pool(workers, _quiet_worker) as pool:
+    with multiprocessing.get_context("spawn").Pool(workers, quiet_worker) as pool:
         yield from pool.imap(partial(run_seed, checks=checks), seeds, chunksize=4)
 
 

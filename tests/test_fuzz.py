@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from random import Random
 
 import pytest
 from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 
+import fuzz
 from random_models.choices import Choices
 from random_models.properties import PROPERTIES, Property
 
@@ -27,3 +29,11 @@ def test_property(check: Property) -> None:
             raise
 
     holds()
+
+
+def test_the_long_run_takes_warnings_as_the_tests_do() -> None:
+    with warnings.catch_warnings():
+        fuzz.quiet_worker()
+        assert fuzz.run_seed(18, list(fuzz.BY_NAME)).failure is None  # a plan of more directions than samples show
+        with pytest.raises(UserWarning, match="anything else"):
+            warnings.warn("anything else", stacklevel=1)
