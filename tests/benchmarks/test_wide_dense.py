@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from random_files import write_cifar10
+
 PAGE = Path(__file__).parents[2] / "docs" / "comparison.md"
 
 
@@ -27,15 +29,15 @@ def test_every_run_is_there_once_at_the_rate_of_the_grid_and_meets_its_size() ->
     assert len(final) == len({(record["network"], record["seed"]) for record in final}) == 5 * len(wide_dense.NETWORKS)
     share = wide_dense.SHARE * wide_dense.parameters(wide_dense.WIDTH)
     for record in final:
-        if record["network"] in (wide_dense.PCN, wide_dense.NARROW):
-            assert 0.98 * share < record["trainable_params"] <= share
-        if record["network"] == wide_dense.AS_STORED:
+        if record["network"] in wide_dense.AS_STORED:
             (pcn,) = (r for r in final if (r["network"], r["seed"]) == (wide_dense.PCN, record["seed"]))
             assert 0.98 * pcn["total_params"] < record["total_params"] <= pcn["total_params"]
+        elif record["network"] != wide_dense.PARENT:
+            assert 0.98 * share < record["trainable_params"] <= share
 
 
 def test_the_grid_comes_first_and_what_is_there_is_not_run_again(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import wide_dense
     from records import Records
@@ -50,15 +52,34 @@ def test_the_grid_comes_first_and_what_is_there_is_not_run_again(
 
     monkeypatch.setattr(wide_dense, "job", short)
     records = Records(tmp_path / "wide_dense.json")
-    options = argparse.Namespace(data=folder, time_limit=float("inf"), together=1, shared=False)
+    options = argparse.Namespace(
+        data=write_cifar10(tmp_path / "data"), time_limit=float("inf"), together=1, shared=False
+    )
     wide_dense.do(records, [0], options)
+    networks, grid = len(wide_dense.NETWORKS), len(wide_dense.NETWORKS) * len(wide_dense.RATES)
     seeds = [record["seed"] for record in records.records]
-    assert seeds == [wide_dense.GRID_SEED] * 12 + [0] * 4
-    assert [record["test_accuracy"] is None for record in records.records] == [True] * 12 + [False] * 4
+    assert seeds == [wide_dense.GRID_SEED] * grid + [0] * networks
+    assert [record["test_accuracy"] is None for record in records.records] == [True] * grid + [False] * networks
     assert all(record["seconds"] > 0 for record in records.records)
     wide_dense.do(records, [0], options)
-    assert len(records.records) == 16
-    pcn, narrow, as_stored = records.records[-3:]
-    assert pcn["trainable_params"] <= pcn["total_params"]
-    assert narrow["total_params"] <= as_stored["total_params"] <= pcn["total_params"]
-    assert wide_dense.table(records.records).count("\n") == 1 + len(wide_dense.NETWORKS)
+    assert len(records.records) == grid + networks
+    final = {record["network"]: record for record in wide_dense.finals(records.records)}
+    pcn = final[wide_dense.PCN]
+    assert pcn["trainable_params"] < pcn["total_params"]
+    assert final[wide_dense.NARROW]["total_params"] < final[wide_dense.NARROW_STORED]["total_params"]
+    assert all(final[name]["total_params"] <= pcn["total_params"] for name in wide_dense.AS_STORED)
+    assert final[wide_dense.AT_ONCE]["switch_epoch"] == 0
+    assert final[wide_dense.LOW_RANK]["switch_epoch"] == 1
+    assert wide_dense.table(records.records).count("\n") == 1 + networks
+
+
+def test_times_of_runs_beside_other_work_are_not_kept() -> None:
+    import wide_dense
+
+    curve = [{"epoch": epoch, "train_seconds": 2.0 * epoch} for epoch in (1, 2, 3)]
+    times = {"train_seconds": 6.0, "setup_seconds": 0.5, "switch_seconds": None}
+    record = {**dict.fromkeys(wide_dense.KEPT), "seed": 0, "curve": curve, **times}
+    alone = wide_dense.kept(record)
+    beside = wide_dense.kept({**record, "train_seconds": None})
+    assert (alone["seconds"], alone["epoch_seconds"]) == (6.5, 2.0)
+    assert (beside["seconds"], beside["epoch_seconds"]) == (None, None)
