@@ -44,6 +44,7 @@ def test_the_grid_comes_first_and_what_is_there_is_not_run_again(
 
     monkeypatch.setattr(wide_dense, "WIDTH", 24)
     monkeypatch.setattr(wide_dense, "EPOCHS", 3)
+    monkeypatch.setattr(wide_dense, "RATES", (1e-3, 3e-3))
     whole = wide_dense.job
 
     def short(*arguments: object, **keywords: object) -> object:
