@@ -43,6 +43,7 @@ class Job:
     each_epoch: Callable[[Trainer], Record] | None = None  # measured after every epoch, a list in the record
     at_the_end: Callable[[Trainer], Record] | None = None  # measured once, added to the record
     summary: Callable[[Record], Record] | None = None  # what of all that is kept
+    make_trainer: Callable[..., Trainer] = Trainer  # for one with a switch of its own
 
     def say(self, text: str) -> None:
         print(f"{self.network} seed {self.settings.seed} {text}", flush=True)
@@ -70,7 +71,7 @@ def run(job: Job) -> Record | None:
                     curve.append({"epoch": record["epoch"], **job.each_epoch(trainer)})
 
         how = {"world": here, "compiled": job.compiled, "fused": job.fused}
-        trainer = Trainer(job.settings, data, folder, begun=commit, tell=tell, **how)
+        trainer = job.make_trainer(job.settings, data, folder, begun=commit, tell=tell, **how)
         fresh = folder is None or not any((folder.path / "checkpoints").glob("*.pt"))
         if fresh and job.trunk is not None and job.trunk.exists() and trainer.switch is not None:
             trainer.branch_(torch.load(job.trunk, map_location=here.device, weights_only=True))

@@ -7,11 +7,12 @@ reduce (r, m). Spectral initialisation and Frobenius decay are those of Khodak e
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+Layer = nn.Conv2d | nn.Linear
 
 
 class Factorised(nn.Sequential):
@@ -20,7 +21,7 @@ class Factorised(nn.Sequential):
     reduce: nn.Module
     expand: nn.Module
 
-    def __init__(self, layer: nn.Conv2d | nn.Linear, rank: int) -> None:
+    def __init__(self, layer: Layer, rank: int) -> None:
         factory = {"device": layer.weight.device, "dtype": layer.weight.dtype}
         bias = layer.bias is not None
         if isinstance(layer, nn.Conv2d):
@@ -34,7 +35,7 @@ class Factorised(nn.Sequential):
         self.load_(layer)
 
     @torch.no_grad()
-    def load_(self, layer: nn.Conv2d | nn.Linear) -> None:
+    def load_(self, layer: Layer) -> None:
         """Spectral initialisation: the leading singular triples, their values shared out evenly to both factors."""
         rank = self.reduce.weight.shape[0]
         left, values, right = torch.linalg.svd(layer.weight.flatten(1).double(), full_matrices=False)
@@ -70,6 +71,8 @@ def add_frobenius_decay_(pairs: list[tuple[nn.Parameter, nn.Parameter]], strengt
 def use_frobenius_decay_(optimizer: Optimizer, model: nn.Module, strength: float) -> None:
     """Have an optimizer decay the products in place of the factors, which get a group without decay."""
     pairs = factor_pairs(model)
+    if not strength:  # nothing to add, which would take two products a layer in every step
+        return
     factors = {id(parameter) for pair in pairs for parameter in pair}
     for group in list(optimizer.param_groups):
         own = [p for p in group["params"] if id(p) in factors]
@@ -84,11 +87,14 @@ def use_frobenius_decay_(optimizer: Optimizer, model: nn.Module, strength: float
     optimizer.register_step_pre_hook(decay)
 
 
-def inner_layers(model: nn.Module) -> Iterator[tuple[str, nn.Conv2d | nn.Linear]]:
+def all_layers(model: nn.Module) -> list[tuple[str, Layer]]:
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+
+
+def inner_layers(model: nn.Module) -> list[tuple[str, Layer]]:
     """Every layer but the first and the last, which the methods leave as they are."""
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-    yield from found[1:-1]
+    return all_layers(model)[1:-1]
 
 
-def singular_values(layer: nn.Conv2d | nn.Linear) -> Tensor:
+def singular_values(layer: Layer) -> Tensor:
     return torch.linalg.svdvals(layer.weight.detach().flatten(1).double())

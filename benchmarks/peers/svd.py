@@ -16,7 +16,7 @@ from pcn.costs.count import count
 from pcn.training import Trainer
 from pcn.training.optimizers import make_optimizer
 from pcn.training.requests import build_model
-from peers.factors import factorise_, inner_layers, singular_values, use_frobenius_decay_
+from peers.factors import Layer, factorise_, inner_layers, singular_values, use_frobenius_decay_
 from peers.switches import Batches, PeerSwitch
 
 HALVINGS = 40  # of the interval that holds the factor
@@ -25,11 +25,15 @@ HALVINGS = 40  # of the interval that holds the factor
 class SVDSwitch(PeerSwitch):
     """Factorises the weights after an epoch; subclasses say the rank that their paper would take."""
 
+    def layers(self, model: nn.Module) -> list[tuple[str, Layer]]:
+        """Those that are factorised."""
+        return inner_layers(model)
+
     def wishes(self) -> dict[str, float]:
         raise NotImplementedError
 
     def cut_(self, batches: Batches) -> dict[str, Any]:
-        ranks = ranks_for(self.model, self.wishes(), self.target)
+        ranks = ranks_for(self.model, dict(self.layers(self.model)), self.wishes(), self.target)
         self.rebuild_({"ranks": ranks})
         return {"ranks": ranks}
 
@@ -46,7 +50,7 @@ class QuarterRank(SVDSwitch):
     """Pufferfish: a quarter of the full rank in every layer."""
 
     def wishes(self) -> dict[str, float]:
-        return {name: 0.25 * full_rank(layer) for name, layer in inner_layers(self.model)}
+        return {name: 0.25 * full_rank(layer) for name, layer in self.layers(self.model)}
 
 
 def quarter_rank(trainer: Trainer) -> QuarterRank:
@@ -60,10 +64,10 @@ class StableRank(SVDSwitch):
     """Cuttlefish: the stable rank, times what makes it the full rank at initialisation."""
 
     def wishes(self) -> dict[str, float]:
-        initial = dict(inner_layers(self._initial()))
+        initial = dict(self.layers(self._initial()))
         return {
             name: full_rank(layer) * stable_rank(layer) / stable_rank(initial[name])
-            for name, layer in inner_layers(self.model)
+            for name, layer in self.layers(self.model)
         }
 
     def _initial(self) -> nn.Module:
@@ -83,9 +87,11 @@ def stable_rank(layer: nn.Module) -> float:
     return float(squares.sum() / squares[0])
 
 
-def ranks_for(model: nn.Module, wishes: dict[str, float], target: int) -> dict[str, int]:
+def ranks_for(
+    model: nn.Module, layers: Mapping[str, nn.Module], wishes: dict[str, float], target: int
+) -> dict[str, int]:
     """The wishes times the largest factor that stays within the target; a layer that would not shrink stays whole."""
-    layers, whole = dict(inner_layers(model)), count(model).trainable
+    whole = count(model).trainable
 
     def ranks(factor: float) -> dict[str, int]:
         wanted = {name: max(1, round(factor * wish)) for name, wish in wishes.items()}

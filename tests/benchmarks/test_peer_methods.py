@@ -98,7 +98,7 @@ def test_low_rank_meets_the_sizes_of_the_comparison(network: str, target: int) -
     quarter = {name: 0.25 * full_rank(layer) for name, layer in layers.items()}
     uneven = {name: rank * float(torch.rand(()) + 0.1) for name, rank in quarter.items()}
     for wishes in (quarter, uneven):
-        ranks = ranks_for(model, wishes, target)
+        ranks = ranks_for(model, layers, wishes, target)
         trainable = count(model).trainable - sum(saved(layers[name], rank) for name, rank in ranks.items())
         assert 0.98 * target <= trainable <= target
     assert {"conv1", "output" if network == "conv4" else "fc"}.isdisjoint(layers)

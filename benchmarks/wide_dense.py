@@ -1,13 +1,15 @@
-"""A wide dense network on CIFAR-10: what whole runs take, of the network, its PCN within a budget, and narrower ones.
+"""A wide dense network on CIFAR-10: what whole runs take of it, of its PCN within a budget, and of the alternatives.
 
-    python experiments/wide_dense.py --data DIR              # the grid, then five seeds: half an hour on two cores
-    python experiments/wide_dense.py --table
+    python benchmarks/wide_dense.py --data DIR              # the grid, then five seeds: an hour on two cores
+    python benchmarks/wide_dense.py --data DIR --seeds --shared     # the grid alone, beside other work
+    python benchmarks/wide_dense.py --table
 
-Three hidden layers of 1,024 with ReLU read the pixels; Adam, cosine, the switch after epoch 1 of 12. The PCN trains a
-tenth of the parameters. Beside it two narrower networks from scratch: one that trains as many, and one that stores and
-multiplies as many numbers as the PCN with its bases. Each has the best of three learning rates, by the validation split
-of a seed of its own. Runs have the machine to themselves, one after another, and nothing is compiled. Results:
-experiments/results/wide_dense.json
+Three hidden layers of 1,024 with ReLU read the pixels; Adam, cosine, 12 epochs. The PCN switches after epoch 1 and then
+trains a tenth of the parameters. Beside it stand the same budget along random directions; the same before any training;
+and networks that train as many numbers, or store and multiply as many as the PCN with its bases: narrower ones from
+scratch, and the wide one with its weights factorised by SVD after epoch 1, all but the last layer's, to the same share
+of the full rank. Each has the best of the learning rates, by the validation split of a seed of its own. Final runs have
+the machine to themselves, one after another, and nothing is compiled. Results: benchmarks/results/wide_dense.json
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -23,23 +26,38 @@ from typing import Any
 import torch
 from torch import nn
 
-from grouping import mean
+from markdown_tables import markdown
 from pcn.costs.count import flops_per_sample
 from pcn.training import Settings, Trainer
 from pcn.training.meter import training_bytes
-from records import RESULTS, Record, Records
+from peers import RESULTS, folder  # which finds the experiments' modules as well
+from peers.factors import Layer, all_layers
+from peers.svd import QuarterRank
+from peers.trainer import PeerTrainer
+from records import Record, Records
 from runs import Job, run_jobs
-from table import as_markdown
 
 EPOCHS, SWITCH = 12, 1
 WIDTH, PIXELS, CLASSES = 1024, 3 * 32 * 32, 10
 SHARE = 0.1  # of the parameters, that the PCN trains
-RATES = (3e-4, 1e-3, 3e-3)
+RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 GRID_SEED = 100
-PARENT, PCN, NARROW, AS_STORED = "wide", "PCN within a budget", "narrow, as many trained", "narrow, as many stored"
-NETWORKS = (PARENT, PCN, NARROW, AS_STORED)  # in this order: the last is as large as the PCN of its seed
+PARENT, PCN, RANDOM, AT_ONCE = "wide", "PCN within a budget", "PCN, random directions", "PCN, before any training"
+NARROW, NARROW_STORED = "narrow, as many trained", "narrow, as many stored"
+LOW_RANK, LOW_RANK_STORED = "low rank by SVD, as many trained", "low rank by SVD, as many stored"
+AS_STORED = (NARROW_STORED, LOW_RANK_STORED)  # as large as the PCN of their seed, which therefore comes first
+NETWORKS = (PARENT, PCN, RANDOM, AT_ONCE, NARROW, NARROW_STORED, LOW_RANK, LOW_RANK_STORED)
 KEPT = (
-    *("network", "seed", "epochs", "learning_rate", "trainable_params", "total_params", "flops_per_sample"),
+    *(
+        "network",
+        "seed",
+        "epochs",
+        "switch_epoch",
+        "learning_rate",
+        "trainable_params",
+        "total_params",
+        "flops_per_sample",
+    ),
     *("validation_accuracy", "test_accuracy", "seconds", "epoch_seconds", "switch_seconds"),
     *("training_bytes", "threads", "commit"),
 )
@@ -66,14 +84,29 @@ def narrow_width(limit: float) -> int:
     return max(width for width in range(1, WIDTH + 1) if parameters(width) <= limit)
 
 
+class DenseRank(QuarterRank):
+    """The same share of the full rank in every layer but the last: the first one, of the pixels, is the largest."""
+
+    def layers(self, model: nn.Module) -> list[tuple[str, Layer]]:
+        return all_layers(model)[:-1]
+
+
+class AtOnce(Trainer):
+    """Switches before the first step."""
+
+    def run(self, deadline: float = math.inf) -> Record | None:
+        assert self.switch is not None
+        self.switched(self.switch.now(self.calibration))
+        return super().run(deadline)
+
+
 def job(name: str, seed: int, rate: float, data: Path, stored: int | None = None) -> Job:
     """A run; of a network that is as large as the PCN, ``stored`` is how many numbers that stores."""
-    limit = SHARE * parameters(WIDTH) if stored is None else stored
-    narrow = name in (NARROW, AS_STORED)
-    switch: dict[str, Any] = {"params": SHARE, "switch_at": str(SWITCH)} if name == PCN else {}
+    limit = int(SHARE * parameters(WIDTH)) if stored is None else stored
+    width = narrow_width(limit) if name in (NARROW, NARROW_STORED) else WIDTH
     settings = Settings(
         model="wide_dense:network",
-        model_options={"width": narrow_width(limit) if narrow else WIDTH},
+        model_options={"width": width},
         data="cifar10",
         data_dir=str(data),
         augment="crop-flip",
@@ -84,9 +117,27 @@ def job(name: str, seed: int, rate: float, data: Path, stored: int | None = None
         learning_rate=rate,
         schedule="cosine",
         measure_every=0,
-        **switch,
+        **switching(name),
     )
-    return Job(name, settings, each_epoch=clock, at_the_end=sizes, summary=kept)
+    return Job(name, settings, each_epoch=clock, at_the_end=sizes, summary=kept, make_trainer=trainer_of(name, limit))
+
+
+def switching(name: str) -> dict[str, Any]:
+    """What the settings say of the switch."""
+    if name in (PARENT, NARROW, NARROW_STORED):
+        return {}
+    budget: dict[str, Any] = {} if name in (LOW_RANK, LOW_RANK_STORED) else {"params": SHARE}
+    basis = {"basis": "random"} if name == RANDOM else {}
+    return {"switch_at": str(SWITCH), **budget, **basis}
+
+
+def trainer_of(name: str, limit: int) -> Callable[..., Trainer]:
+    """The training loop, for those whose switch is not the library's after an epoch."""
+    if name == AT_ONCE:
+        return AtOnce
+    if name in (LOW_RANK, LOW_RANK_STORED):
+        return partial(PeerTrainer, make_switch=partial(DenseRank, target=limit))
+    return Trainer
 
 
 def clock(trainer: Trainer) -> Record:
@@ -104,10 +155,11 @@ def sizes(trainer: Trainer) -> Record:
 
 def kept(record: Record) -> Record:
     """What is recorded of a run: all of its seconds, those of an epoch behind the switch, no test set of the grid."""
-    seconds = sum(record[name] or 0.0 for name in ("train_seconds", "setup_seconds", "switch_seconds"))
-    ends = [epoch["train_seconds"] for epoch in record["curve"]][SWITCH:]
-    usual = statistics.median(after - before for before, after in pairwise(ends))
-    whole = {**record, "seconds": seconds, "epoch_seconds": usual}
+    whole = {**record, "seconds": None, "epoch_seconds": None}
+    if record["train_seconds"] is not None:  # it had the machine to itself
+        ends = [epoch["train_seconds"] for epoch in record["curve"]][SWITCH:]
+        whole["seconds"] = sum(record[name] or 0.0 for name in ("train_seconds", "setup_seconds", "switch_seconds"))
+        whole["epoch_seconds"] = statistics.median(after - before for before, after in pairwise(ends))
     if record["seed"] == GRID_SEED:
         whole["test_accuracy"] = None
     return {name: whole[name] for name in KEPT}
@@ -126,7 +178,7 @@ def do(records: Records, seeds: Sequence[int], options: argparse.Namespace) -> N
 
 def stored(records: Records, name: str, seed: int) -> int | None:
     """How many numbers the PCN of a seed stores, for the network that is as large."""
-    if name != AS_STORED:
+    if name not in AS_STORED:
         return None
     found = next(record for record in records.records if (record["network"], record["seed"]) == (PCN, seed))
     return int(found["total_params"])
@@ -168,12 +220,16 @@ def table(records: Sequence[Record]) -> str:
             times = f"{mean(runs, 'seconds'):.0f}", f"{mean(runs, 'epoch_seconds'):.2f}"
             flops, held = f"{mean(runs, 'flops_per_sample') / 1e6:.2f}", f"{mean(runs, 'training_bytes') / 1e6:.0f}"
             rows.append([name, f"{runs[0]['learning_rate']:g}", *counts, flops, *accuracy, *times, held])
-    return as_markdown(head, rows)
+    return markdown(head, rows)
+
+
+def mean(records: Sequence[Record], key: str) -> float:
+    return statistics.fmean(record[key] for record in records)
 
 
 def main() -> None:
     options = arguments().parse_args()
-    records = Records(options.results or RESULTS / "wide_dense.json")
+    records = Records(options.results)
     if options.table:
         print(table(records.records))
     elif options.data is None:
@@ -184,12 +240,13 @@ def main() -> None:
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with CIFAR-10's binary version")
-    parser.add_argument("--seeds", nargs="+", type=int, default=range(5), metavar="SEED")
+    parser.add_argument("--data", type=folder, help="folder with CIFAR-10's binary version")
+    parser.add_argument("--seeds", nargs="*", type=int, default=range(5), metavar="SEED", help="none: the grid alone")
+    parser.add_argument("--shared", action="store_true", help="other work is done beside, so times are not kept")
     parser.add_argument("--table", action="store_true", help="print what is there")
     parser.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS", help="for each run")
-    parser.add_argument("--results", type=Path, help="results file, if not the one in experiments/results")
-    parser.set_defaults(together=1, shared=False)  # times count
+    parser.add_argument("--results", type=Path, default=RESULTS / "wide_dense.json")
+    parser.set_defaults(together=1)
     return parser
 
 
