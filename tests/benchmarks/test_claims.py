@@ -43,12 +43,20 @@ def of_the_trials() -> list[list[Runs]]:
 
 
 def of_the_dense_network() -> list[list[Runs]]:
-    import wide_dense
+    """Accuracies by seed of every network at the rate that is best in its grid, which has no test accuracies."""
     from peers.report import by_seed
-    from records import RESULTS, Records
+    from peers.results import RESULTS
+    from records import Records
 
-    final = wide_dense.finals(Records(RESULTS / "wide_dense.json").records)
-    return [[by_seed([run for run in final if run["network"] == name]) for name in wide_dense.NETWORKS]]
+    groups: dict[str, list[Any]] = {}
+    for record in Records(RESULTS / "wide_dense.json").records:
+        groups.setdefault(record["network"], []).append(record)
+    chosen = []
+    for runs in groups.values():
+        grid = [run for run in runs if run["test_accuracy"] is None]
+        rate = max(grid, key=lambda run: run["validation_accuracy"])["learning_rate"]
+        chosen.append(by_seed([run for run in runs if run["learning_rate"] == rate]))
+    return [[runs for runs in chosen if runs]]
 
 
 @cache
