@@ -91,15 +91,6 @@ class DenseRank(QuarterRank):
         return all_layers(model)[:-1]
 
 
-class AtOnce(Trainer):
-    """Switches before the first step."""
-
-    def run(self, deadline: float = math.inf) -> Record | None:
-        assert self.switch is not None
-        self.switched(self.switch.now(self.calibration))
-        return super().run(deadline)
-
-
 def job(name: str, seed: int, rate: float, data: Path, stored: int | None = None) -> Job:
     """A run; of a network that is as large as the PCN, ``stored`` is how many numbers that stores."""
     limit = int(SHARE * parameters(WIDTH)) if stored is None else stored
@@ -128,13 +119,11 @@ def switching(name: str) -> dict[str, Any]:
         return {}
     budget: dict[str, Any] = {} if name in (LOW_RANK, LOW_RANK_STORED) else {"params": SHARE}
     basis = {"basis": "random"} if name == RANDOM else {}
-    return {"switch_at": str(SWITCH), **budget, **basis}
+    return {"switch_at": str(0 if name == AT_ONCE else SWITCH), **budget, **basis}
 
 
 def trainer_of(name: str, limit: int) -> Callable[..., Trainer]:
-    """The training loop, for those whose switch is not the library's after an epoch."""
-    if name == AT_ONCE:
-        return AtOnce
+    """The training loop, with another switch than the library's where SVD is compared."""
     if name in (LOW_RANK, LOW_RANK_STORED):
         return partial(PeerTrainer, make_switch=partial(DenseRank, target=limit))
     return Trainer

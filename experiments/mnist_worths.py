@@ -1,11 +1,11 @@
 """By what a budget should choose ranks: tight and loose ones of a wide dense network on MNIST, and a narrower network.
 
-    python experiments/mnist_worths.py --data DIR                    # three seeds, 25 minutes on one core
+    python experiments/mnist_worths.py --data DIR                    # three seeds, half an hour on one core
     python experiments/mnist_worths.py --table                       # differences from the narrower network
 
 Three hidden layers of 512 with ReLU, Adam, the switch after epoch 1 of 8. For each share of the parameters and each
-seed: ranks by response, evenly, hedged between the two, the same with a classifier that stays as it is, and a network
-of fewer units that has as many parameters, from scratch. What is kept is the accuracy on the validation split. Results:
+seed: ranks by response, evenly, hedged between the two, the same with a classifier that stays as it is, the same before
+any training, and a network of fewer units that has as many parameters, from scratch. What is kept is the accuracy on the validation split. Results:
 experiments/results/mnist_worths.json
 """
 
@@ -30,6 +30,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "evenly": {"worth": "evenly"},
     "hedged": {"worth": "hedged"},
     "hedged, last layer whole": {"worth": "hedged", "exclude": ("7",)},
+    "hedged, before any training": {"worth": "hedged", "switch_at": "0"},
 }
 KEPT = (
     "network",
@@ -75,7 +76,7 @@ def jobs(seed: int, data: Path) -> list[Job]:
     changes: dict[str, dict[str, Any]] = {"parent": {}}
     for share in SHARES:
         switched = {"params": share, "switch_at": str(SWITCH)}
-        changes |= {f"{arm} {share}": {**how, **switched} for arm, how in ARMS.items()}
+        changes |= {f"{arm} {share}": {**switched, **how} for arm, how in ARMS.items()}
         changes[f"narrow {share}"] = {"model_options": {"width": narrow_width(share)}}
     return [Job(arm, settings(seed, data, **each), summary=kept) for arm, each in changes.items()]
 

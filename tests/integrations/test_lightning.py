@@ -209,6 +209,8 @@ def test_nothing_is_said_of_a_run_that_was_stopped_in_the_middle() -> None:
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     with pytest.raises(pcn.ConfigError, match="metric="):
         switching(at=pcn.AccuracySlows())
+    with pytest.raises(pcn.ConfigError, match=r"before any training: call pcn\.compress_"):
+        switching(at=0)
     with pytest.raises(pcn.ConfigError, match=r"'parms'.*did you mean 'params'"):
         SwitchCallback([], SMALL, parms=0.5)
     with pytest.raises(pcn.ConfigError, match=r"'acuracy'.*did you mean 'accuracy'"):

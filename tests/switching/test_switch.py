@@ -214,6 +214,21 @@ def test_epochs_that_count_from_zero_are_refused() -> None:
         switch.after_epoch(0, [torch.randn(512, 32)])
 
 
+@pytest.mark.parametrize("at", [0, pcn.AfterStep(0)])
+@pytest.mark.parametrize("fade", [0, 1])
+def test_a_switch_before_any_training_is_told_of_no_epoch(at: int | pcn.AfterStep, fade: int) -> None:
+    inputs, _ = data()
+    switch = pcn.Switch(network(), None, pcn.PCNConfig(rank=4), at=at, fade=fade)
+    plan = switch.after_epoch(0, [inputs])
+    assert switch.begun
+    assert (plan is None) == bool(fade)
+    if fade:
+        assert switch.after_step(1, [inputs]) is not None
+    assert switch.after_epoch(1, [inputs]) is None
+    late = pcn.Switch(network(), None, pcn.PCNConfig(rank=4), at=0)
+    assert late.after_epoch(1, [inputs]) is not None
+
+
 class Remembering(pcn.Switch):
     """A switch that knows what it has measured as long as anybody holds that."""
 

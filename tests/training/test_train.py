@@ -92,6 +92,22 @@ def test_every_rule_switches_and_goes_on(
         assert metrics(tmp_path / "run", "switch")[0]["step"] == 20
 
 
+@pytest.mark.parametrize("at", ["0", "step 0"])
+@pytest.mark.parametrize("fade", [0.0, 1.0])
+def test_a_run_may_switch_before_any_training(tmp_path: Path, at: str, fade: float) -> None:
+    settings = Settings(
+        model="small_network:build", batch=64, epochs=3, learning_rate=0.01, switch_at=at, fade_epochs=fade, rank="0.25"
+    )  # fmt: skip
+    whole, stopped = (train_to_the_end(tmp_path / name, settings, deadline) for name, deadline in DEADLINES.items())
+    assert whole["test_accuracy"] == stopped["test_accuracy"] > 30
+    assert whole["switch_epoch"] == 0
+    for name in DEADLINES:
+        (switch,) = metrics(tmp_path / name, "switch")
+        assert switch["step"] == 14 * fade
+        assert [line["epoch"] for line in metrics(tmp_path / name, "epoch")] == [1, 2, 3]
+    assert main(["report", str(tmp_path / "whole")]) == 0
+
+
 @pytest.mark.parametrize("at", ["accuracy slows", "subspaces settle"])
 def test_a_rule_that_comes_true_with_the_last_epoch_comes_too_late(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], at: str

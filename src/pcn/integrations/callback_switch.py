@@ -19,7 +19,7 @@ from pcn.running.optimizers import Optimizers
 from pcn.saving.model_folder import PLAN_FILE
 from pcn.statistics import Statistics
 from pcn.switching import Switch
-from pcn.switching.rules import as_switch_rule
+from pcn.switching.rules import AfterEpoch, as_switch_rule
 from pcn.warn import warn
 from pcn.whole_files import write_whole
 
@@ -43,6 +43,10 @@ class CallbackSwitch:
                     f"there is no option {name!r}{suggest(name, OPTIONS)}; there are {', '.join(OPTIONS)}"
                 )
         rule = as_switch_rule(options.get("at", Switch.at))
+        if rule == AfterEpoch(0):
+            raise ConfigError(
+                "at=0 is before any training: call pcn.compress_ on the model before it is given to the framework"
+            )
         if metric is None and getattr(rule, "needs_accuracy", False):
             raise ConfigError(f"{rule!r} needs metric=..., the name under which validation logs its accuracy")
         self._accuracy: float | None = None

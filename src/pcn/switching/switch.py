@@ -65,6 +65,7 @@ class Switch:
 
     Call :meth:`after_epoch` after every epoch (and :meth:`after_step` after every step, for ``at=AfterStep(...)``):
     rules that count epochs come true in no other way. A switch that was told of steps alone says so when it is gone.
+    With ``at=0`` it is before any training: call ``after_epoch(0, batches)`` ahead of the loop.
     ``optimizer`` is the one that trains the model, or a list of all that do. ``config`` may be a :class:`pcn.Budget`,
     and ``params``, ``flops``, ``step_ms``, ``memory_mib`` and ``stored`` are short for one; ``ema`` is an averaged copy
     that follows; ``recalibrate`` measures batch norm's running statistics anew, the copy's too; ``strict`` refuses
@@ -178,9 +179,9 @@ class Switch:
             check_statistics(statistics, unwrap(self.model))
         ranks, seen = self._engine.ranks, self._seen.copy()  # kept if nothing fails: the epoch may be told again
         watches = getattr(self._rule, "watches_subspaces", False)
-        if epoch == 0 and not watches and self.log is None:  # nothing to see before the first
-            raise ConfigError("epoch=0: give how many epochs are done, which is 1 after the first")
         seen.epoch = epoch
+        if epoch == 0 and not watches and self.log is None and not self._is_due(seen):  # nothing to do before the first
+            raise ConfigError("epoch=0: give how many epochs are done, which is 1 after the first")
         seen.accuracies += ranks.from_one(lambda: seen.checked(accuracy, self._rule))
         if statistics is None and (watches or self.log is not None):
             again = self.recalibrate or self._measures_worth
@@ -190,7 +191,7 @@ class Switch:
             self._tell(epoch, statistics)
         if statistics is not None and watches:
             self._watch(seen, statistics)
-        due = ranks.from_one(lambda: bool(self._rule.due(seen.progress())))
+        due = self._is_due(seen)
         if not due:
             seen.check_told(self._rule)
         plan = self._begin(batches, statistics) if due else None
@@ -216,6 +217,10 @@ class Switch:
         if self._asks:
             due = self._engine.ranks.from_one(lambda: due)
         return self._begin(batches, None) if due else None
+
+    def _is_due(self, seen: History) -> bool:
+        """Whether the time has come by the first process's rule."""
+        return self._engine.ranks.from_one(lambda: bool(self._rule.due(seen.progress())))
 
     def _agree_on_rule(self) -> None:
         """Take over the first rank's rule, once, if it comes true at the same step on all; else that rank is asked."""

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from pcn.training.trainer import Trainer
 
 
+def offer_at_start(run: Trainer) -> None:
+    """Offer to switch before the first step, where the settings ask for no training before."""
+    if run.switch is None or run.switch.begun or not as_switch_rule(run.switch.at).due(Progress()):
+        return
+    run.watch.lap()
+    _follow(run, run.switch.after_epoch(0, run.calibration))
+    run.watch.lap()  # switching is no training
+
+
 def offer_after_epoch(run: Trainer, accuracy: float) -> None:
     """Offer to switch; not after the last epoch, when nothing would train what came of it."""
     run.watch.lap()

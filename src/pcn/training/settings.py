@@ -132,7 +132,9 @@ class Settings:
     skip_larger: bool = switch_option(True, "leave layers alone that would not get smaller, their bases included")
     train_basis: bool = switch_option(False, "train the bases too")
     keep_dropped: bool = switch_option(False, "keep the dropped part of the weights, frozen")
-    switch_at: str = option("never", 'an epoch, "step 500", "accuracy slows", "subspaces settle" or "never"')
+    switch_at: str = option(
+        "never", 'an epoch (0 is before any training), "step 500", "accuracy slows", "subspaces settle" or "never"'
+    )
     # Not of the switch alone: recipes give it to parents and to their PCNs alike.
     carry_state: bool = option(True, "keep the optimizer's state at the switch")
     switch_rate: float = switch_option(1.0, "multiplies the learning rate from the switch on")

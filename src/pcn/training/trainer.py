@@ -22,7 +22,7 @@ from pcn.training.keeping import Keeper
 from pcn.training.looks import check_operations
 from pcn.training.losses import Losses, check_finite
 from pcn.training.meter import StepMemory, Stopwatch, plus
-from pcn.training.offers import fading, offer_after_epoch, offer_after_step
+from pcn.training.offers import fading, offer_after_epoch, offer_after_step, offer_at_start
 from pcn.training.optimizers import learning_rate, make_optimizer, set_learning_rate_
 from pcn.training.preparing import choose_forms_, lay_out_, step_for, switch_for
 from pcn.training.progress import RunProgress
@@ -101,6 +101,8 @@ class Trainer:
             self.tell(resumed)
         if self.ended and (earlier := self._earlier_result()) is not None:
             return earlier
+        if self.progress.step == 0:
+            offer_at_start(self)
         while not self.ended:
             started = time.time()
             self._train_epoch()
