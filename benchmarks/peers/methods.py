@@ -77,6 +77,8 @@ def changes(run: Run, base: Settings, plans: Path) -> dict[str, Any]:
             return {**switched, **parent.paper[target], "carry_state": False}
         case "pcn-planner":
             return {**switched, "params": target, **parent.planner}
+        case "pcn-planner-at-once":
+            return {"switch_at": "0", "params": target, **parent.planner}
         case "pcn-planner-four-patterns":
             return {**switched, "params": target, "kernel_rank": 4, "worth": "evenly", "exclude": ("conv1", "fc")}
         case "pcn-planner-every-tap":
