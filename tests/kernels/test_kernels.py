@@ -298,7 +298,7 @@ def test_offsets_beyond_32_bits(call: Run) -> None:
     assert call(interpreted.largest_offset, 2**27 // 16 - 1).tolist() == 2**33 - 1
 
 
-def test_a_fused_network_trains_through_the_kernels(call: Run) -> None:
+def test_a_fused_network_trains_and_is_evaluated_through_the_kernels(call: Run) -> None:
     for found, expected in call(interpreted.fused_and_not):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max() + 1e-2))
 
