@@ -30,9 +30,9 @@ from step_time_networks import Network, build
 from turns import Turn
 
 WAYS: dict[str, tuple[str, ...]] = {  # of compiling, for each part of a record; the fastest counts
-    "parent": ("whole", "blocks", "combined"),
-    "pcn": ("whole", "combined"),
-    "narrow": ("blocks", "combined"),
+    "parent": ("whole", "blocks", "combined", "tuned"),
+    "pcn": ("whole", "combined", "tuned"),
+    "narrow": ("blocks", "combined", "tuned"),
     "parent_our_bn": ("whole",),
     "pcn_unfused": ("blocks",),
 }
@@ -121,14 +121,15 @@ def kernel_rows(setting: Setting, batch: int, stage: tuple[int, int, int], bandw
 
 
 class CompiledStep(Step):
-    """A step compiled as a whole, block by block, or as a whole with small kernels put together."""
+    """A step compiled block by block or as a whole; as a whole perhaps with small kernels put together, or tuned."""
 
     def __init__(self, way: str, *arguments: Any, **keywords: Any) -> None:
         self.way = way
         super().__init__(*arguments, **keywords)
 
     def _compile(self) -> Forwards:
-        return compile_parts(self.model, whole=self.way != "blocks", combined=self.way == "combined")
+        kernels = {"combined": self.way == "combined", "tuned": self.way == "tuned"}
+        return compile_parts(self.model, whole=self.way != "blocks", **kernels)
 
 
 def prepare(setting: Setting, job: Job) -> tuple[nn.Module, Tensor, Tensor]:

@@ -48,6 +48,25 @@ def test_training_and_inference_are_the_same(name: str, form: Any) -> None:
         assert_same(model.train(training), twin.train(training), batch)
 
 
+@names
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_evaluation_is_the_same(name: str, form: Any, without_gradients: Any) -> None:
+    """A convolution's constant is taken off its batch norm's running mean, and not added to every position."""
+    model, twin, batch = pair(name)
+    fuse_(model, batch, forms=form)
+    for each in (model, twin):
+        for module in each.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                nn.init.ones_(module.running_mean)
+                nn.init.constant_(module.running_var, 2.0)
+    with without_gradients():
+        torch.testing.assert_close(model.eval()(batch), twin.eval()(batch), rtol=1e-8, atol=1e-8)
+    for one, other in zip(model.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(one, other)
+    assert_same(model, twin, batch)  # biases have their gradients
+
+
 @pytest.mark.parametrize("name", ["residual", "patterns"])
 def test_what_is_found_in_a_residual_network(name: str) -> None:
     model, _, batch = pair(name)
@@ -101,7 +120,11 @@ def test_behind_a_convolution_the_batchs_mean_takes_its_constant_off() -> None:
     assert sum("narrow_conv" in name for name, _ in found) == 6  # without a constant, and with their moments
     assert not any("conv2d" in name for name, _ in found)
     biases = [arguments[2] for name, arguments in calls(copy.deepcopy(model).eval(), batch) if "conv2d" in name]
-    assert sum(bias is not None for bias in biases) == 5
+    assert sum(bias is not None for bias in biases) == 5  # through the running mean no gradient would reach them
+    with torch.no_grad():
+        found = [(name, arguments) for name, arguments in calls(copy.deepcopy(model).eval(), batch) if "conv" in name]
+    assert not any(arguments[2] is not None for name, arguments in found if "conv2d" in name)
+    assert not any("narrow_conv" in name for name, _ in found)  # whose moments nobody wants
     seen = []
     hook = model.first.conv1.register_forward_hook(lambda module, arguments, output: seen.append(output))
     assert_same(model, twin, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,27 @@ def test_it_counts_as_a_tensor_and_keeps_the_weights_of_its_call() -> None:
     with torch.no_grad():
         model[3].bias += 1
         torch.testing.assert_close(kept + 0, expected)
+
+
+def test_at_inference_it_goes_to_the_running_mean_where_no_gradient_is_wanted() -> None:
+    model, twin = pair()
+    model.eval()
+    twin.eval()
+    with torch.no_grad():
+        handed = model[:4](BATCH)
+        assert type(handed) is Handed
+        torch.testing.assert_close(handed.product + handed.constant.view(-1, 1, 1), twin[:4](BATCH))
+        torch.testing.assert_close(model[4:](handed), twin[4:](twin[:4](BATCH)))
+    assert type(model[:4](BATCH)) is Tensor
+
+
+def test_what_is_handed_over_can_be_copied_and_stored() -> None:
+    model, twin = pair()
+    kept, expected = model[:4](BATCH), twin[:4](BATCH).detach()
+    with torch.no_grad():
+        for found in (pickle.loads(pickle.dumps(model[:4](BATCH))), copy.deepcopy(model[:4](BATCH)), kept.detach()):
+            assert type(found) is Tensor
+            torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("looks", [lambda y: y.mean(), lambda y: y.add_(1)])

@@ -30,6 +30,13 @@ def test_it_trains_as_before(options: dict[str, object]) -> None:
     assert [chain.source for chain in fuse_(model, BATCH).chains] == ["0"]
     assert type(model[0](BATCH)) is Handed
     assert_same(model, twin, BATCH)
+    with torch.no_grad():
+        handed = model.eval()[0](BATCH)
+        assert type(handed) is Handed
+        assert handed.moments is None  # at inference nobody wants them
+        torch.testing.assert_close(model(BATCH), twin.eval()(BATCH), rtol=1e-8, atol=1e-8)
+    model.train()
+    twin.train()
     unfuse_(model)
     assert type(model[0]) is nn.Conv2d
     assert_same(model, twin, BATCH)

@@ -58,6 +58,19 @@ def test_records_have_the_promised_fields_and_are_kept(
     assert not again.has("tiny-pcn", 16)
 
 
+def test_ways_of_compiling_are_those_of_the_compiler(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import step_time_jobs
+
+    asked: dict[str, dict[str, bool]] = {}
+    for way in step_time_jobs.WAYS["parent"]:
+        monkeypatch.setattr(step_time_jobs, "compile_parts", lambda model, way=way, **how: asked.update({way: how}))
+        step = object.__new__(step_time_jobs.CompiledStep)
+        step.way, step.model = way, nn.Identity()
+        step._compile()
+    on = {way: {name for name, value in how.items() if value} for way, how in asked.items()}
+    assert on == {"whole": {"whole"}, "blocks": set(), "combined": {"whole", "combined"}, "tuned": {"whole", "tuned"}}
+
+
 def test_nothing_starts_when_the_time_is_up(run: Any) -> None:
     run.deadline = 0.0
     with pytest.raises(SystemExit, match="is it free"):
@@ -96,6 +109,28 @@ def test_every_network_can_be_built(step_time: ModuleType) -> None:
     wider = NETWORKS["wide_resnet20x4-pcn1"]
     assert wider.config is not None
     assert wider.config.layers["stage1.*"].rank == 64
+
+
+def test_the_documentation_names_the_rows_whose_energy_falls_less_than_their_time(step_time: ModuleType) -> None:
+    from step_time_table import RESULTS
+
+    page = (BENCHMARKS.parent / "docs" / "performance.md").read_text()
+    records = json.loads(RESULTS.read_text())["records"]
+    rows = []
+    for record in records:
+        time, energy = (record[f"pcn_{of}"] / record[f"parent_{of}"] for of in ("ms", "energy_j"))
+        if energy > time:
+            rows.append(f"| `{record['network']}` | {record['batch']} | {time:.3f} | {energy:.3f} |")
+    table = page.split("### Energy beside time")[1].split("###")[0]
+    assert {line for line in table.splitlines() if line.startswith("| `")} == set(rows)
+    assert f"in {len(records) - len(rows)} of {len(records)} rows" in page
+
+
+def test_peaks_are_below_the_parents_as_the_documentation_says(step_time: ModuleType) -> None:
+    from step_time_table import RESULTS
+
+    records = json.loads(RESULTS.read_text())["records"]
+    assert all(record["pcn_peak_mib"] < record["parent_peak_mib"] for record in records)
 
 
 def test_the_tables_in_the_documentation_are_those_of_the_results(step_time: ModuleType, tmp_path: Path) -> None:

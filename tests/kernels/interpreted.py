@@ -45,7 +45,7 @@ def largest_offset(tile: int) -> Tensor:
 
 
 def fused_and_not() -> list[tuple[Tensor, Tensor]]:
-    """Outputs, gradients and buffers of a fused network in training, beside those of the same network unfused."""
+    """Outputs, gradients and buffers of a fused network in training, and its evaluation, beside those of it unfused."""
     import copy
 
     from fusion.networks import IMAGES, Residual, transformed
@@ -61,6 +61,8 @@ def fused_and_not() -> list[tuple[Tensor, Tensor]]:
         output = network(batch.to(device))
         output.square().sum().backward()
         results.append([output.detach(), *(p.grad for p in network.parameters()), *network.buffers()])
+        with torch.no_grad():
+            results[-1].append(network.eval()(batch.to(device)))
     return list(zip(*results, strict=True))
 
 

@@ -195,9 +195,19 @@ def test_moments(run: Run, shape: tuple[int, int], mean: float) -> None:
     torch.testing.assert_close(variance.double(), expected_variance, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_moments_of_a_sum(run: Run, dtype: torch.dtype) -> None:
-    rows, other = torch.randn(150, 20).to(dtype), (torch.randn(150, 20) + 5).to(dtype)
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_moments_of_numbers_of_any_dtype_are_those_of_the_numbers(run: Run, dtype: torch.dtype) -> None:
+    rows = (torch.randn(333, 37) * torch.linspace(0.1, 5, 37) + 3).to(dtype)
+    found = run("batch_moments", rows)
+    assert {each.dtype for each in found} == {torch.float32}
+    expected = [each.float() for each in reference.batch_moments(rows.double())]
+    torch.testing.assert_close(list(found), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(150, 20), (1, 3), (33, 150), (513, 16)], ids=str)
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_moments_of_a_sum(run: Run, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    rows, other = torch.randn(shape).to(dtype), (torch.randn(shape) + 5).to(dtype)
     total, mean, variance = run("add_moments", rows, other)
     close(total, rows + other, dtype)
     expected = reference.batch_moments(total)
@@ -215,10 +225,12 @@ def test_the_same_rows_give_the_same_bits(run: Run) -> None:
         assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-def test_projection_alone(run: Run) -> None:
-    for dtype in HALF:
-        rows, _, _, basis, centre = make((70, 150, 20), dtype, mean=3.0)
-        close(run("project", rows, basis, centre), reference.project(rows, basis, centre), dtype)
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("shape", [(70, 150, 20), *SHAPES], ids=str)
+def test_projection_alone(run: Run, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    rows, _, _, basis, centre = make(shape, dtype, mean=3.0)
+    for middle in (centre, None):
+        close(run("project", rows, basis, middle), reference.project(rows, basis, middle), dtype)
 
 
 def test_strides(run: Run) -> None:
@@ -230,6 +242,15 @@ def test_strides(run: Run) -> None:
             assert another is not None
             close(one, another, torch.float32)
         torch.testing.assert_close(run("batch_moments", spread), reference.batch_moments(rows))
+
+
+def test_strides_of_a_projection_and_of_a_sum(run: Run) -> None:
+    rows, added, _, basis, centre = make((40, 20, 5), torch.float32)
+    middle = torch.stack([centre, -centre], 1)[:, 0]
+    for spread in (rows.T.contiguous().T, torch.stack([rows, rows], 2)[..., 0], torch.cat([rows, rows], 1)[:, :20]):
+        found = run("project", spread, basis.T.contiguous().T, middle)
+        close(found, reference.project(rows, basis, centre), torch.float32)
+        torch.testing.assert_close(run("add_moments", added, spread), reference.add_moments(added, rows))
 
 
 def test_strides_of_a_norm(run: Run) -> None:
@@ -255,6 +276,10 @@ def test_no_rows(run: Run) -> None:
     assert not found[2].any()
     assert not found[3].any()
     assert all(each.isnan().all() for each in run("batch_moments", rows))
+    total, *moments = run("add_moments", rows, added)
+    assert total.shape == (0, 20)
+    assert all(each.isnan().all() for each in moments)
+    assert run("project", rows, basis, centre).shape == (0, 5)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -273,7 +298,7 @@ def test_offsets_beyond_32_bits(call: Run) -> None:
     assert call(interpreted.largest_offset, 2**27 // 16 - 1).tolist() == 2**33 - 1
 
 
-def test_a_fused_network_trains_through_the_kernels(call: Run) -> None:
+def test_a_fused_network_trains_and_is_evaluated_through_the_kernels(call: Run) -> None:
     for found, expected in call(interpreted.fused_and_not):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max() + 1e-2))
 
@@ -284,7 +309,7 @@ for_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_GPU)]
 @for_gpu
 def test_huge_batches(device: str) -> None:
     """More than 2^31 elements: the last rows are as right as the first."""
-    from pcn.kernels import batch_moments, norm_project
+    from pcn.kernels import add_moments, batch_moments, norm_project, project
 
     count, width = 2**26 + 40, 64
     rows = torch.zeros(count, width, dtype=torch.bfloat16, device=device)
@@ -295,6 +320,10 @@ def test_huge_batches(device: str) -> None:
     torch.testing.assert_close(projected[-40:], rows[-40:, :16].relu())
     mean, _ = batch_moments(rows)
     torch.testing.assert_close(mean, rows[-40:].float().sum(0) / count, rtol=1e-3, atol=1e-9)
+    torch.testing.assert_close(project(rows, basis, ones)[-40:], project(rows[-40:], basis, ones))
+    total, mean, _ = add_moments(rows, rows)
+    assert torch.equal(total[-40:], 2 * rows[-40:])
+    torch.testing.assert_close(mean, 2 * rows[-40:].float().sum(0) / count, rtol=1e-3, atol=1e-9)
 
 
 @for_gpu

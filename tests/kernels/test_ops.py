@@ -128,6 +128,13 @@ def test_the_operators_are_registered_as_they_behave(dtype: torch.dtype) -> None
         torch.library.opcheck(torch.ops.pcn.norm_project, (*arguments(given), *flags), test_utils=checks)
     torch.library.opcheck(torch.ops.pcn.project, (given["rows"], given["basis"], given["centre"]), test_utils=checks)
     torch.library.opcheck(torch.ops.pcn.batch_moments, (given["rows"].detach(),), test_utils=checks[:3])
+    torch.library.opcheck(torch.ops.pcn.add_moments, (given["rows"], given["added"]), test_utils=checks)
+    given = {name: tensor.detach() for name, tensor in given.items()}
+    rows, added, *norm, basis, _ = arguments(given)
+    coming = rows @ basis, torch.ones_like(rows)
+    backward = torch.ops.pcn.norm_project_backward
+    for d_p, d_y, other in ((coming[0], coming[1], added), (coming[0], None, None), (None, coming[1], added)):
+        torch.library.opcheck(backward, (d_p, d_y, rows, other, None, *norm, basis, True, True), test_utils=checks[:3])
 
 
 class Net(nn.Module):

@@ -27,7 +27,7 @@ def example(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor,
     return x.requires_grad_(), torch.randn(3, shape[1], *[1] * (len(shape) - 2), dtype=dtype, device=device)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
 def test_bits_and_layouts_are_those_of_pytorch(device: str, name: str, dtype: torch.dtype) -> None:
@@ -50,9 +50,35 @@ def test_the_operators_are_registered_as_they_behave(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_gradients_have_gradients(name: str) -> None:
+def test_gradcheck_and_that_gradients_have_gradients(name: str) -> None:
     x, kernel = example(name, torch.float64)
+    assert torch.autograd.gradcheck(lambda x: pointwise_conv(x, kernel), x)
     assert torch.autograd.gradgradcheck(lambda x: pointwise_conv(x, kernel).pow(3), x)
+
+
+def test_any_strides_and_no_images() -> None:
+    x, kernel = example("images", torch.float64)
+    for view in (x.mT, x[:, :, ::2], torch.stack([x, x], 1)[:, 0], x.flip(2), x[:0]):
+        for given in (kernel, kernel.flip(0), torch.cat([kernel, kernel], 1)[:, :6]):
+            found, expected = pointwise_conv(view, given), F.conv2d(view, given)
+            torch.testing.assert_close(found, expected)
+            coming = torch.randn_like(expected)
+            gradients = (torch.autograd.grad(each, x, coming, retain_graph=True)[0] for each in (found, expected))
+            torch.testing.assert_close(*gradients)
+
+
+def test_autocast_casts_both_factors() -> None:
+    x, kernel = example("images", torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = pointwise_conv(x, kernel), F.conv2d(x, kernel)
+        mixed = pointwise_conv(x.bfloat16(), kernel)
+    assert found.dtype == mixed.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(mixed, expected, rtol=0, atol=0)
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    assert gradient.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert pointwise_conv(x.double(), kernel.double()).dtype == torch.float64
 
 
 def test_only_the_kernel_is_kept() -> None:

@@ -18,8 +18,9 @@ class Handed(StandIn):
     """The output without the constant of its layer.
 
     A batch's own mean takes off again what is the same everywhere, so adding it would be a pass over memory for
-    nothing, and its gradient is zero. Only running statistics need it. Whoever else looks at it sees the output as the
-    layer's own forward gives it, and from then on so does the batch norm.
+    nothing, and its gradient is zero. Only running statistics need it. At inference it is taken off the running mean,
+    which is as good as adding it here. Whoever else looks at it sees the output as the layer's own forward gives it,
+    and from then on so does the batch norm.
     """
 
     def __init__(

@@ -119,7 +119,7 @@ class FusedConv(FusedLayer):
 
     def _project(self, x: Tensor) -> Tensor:
         directions = self.basis.to(compute_dtype(x)).T
-        if not self._hands_over(x):  # our own kernels want no more than eights
+        if not self._by_kernel(x):  # our own want no more than eights
             directions = for_convolution(directions, math.prod(self.kernel_size), x.device)
         return _project_fixed(x, pointwise(directions, len(self.kernel_size)))
 
@@ -160,6 +160,10 @@ class FusedConv(FusedLayer):
         """Whether the batch norm that reads this output does without the constant."""
         return self.use.norm is not None and self.use.norm.takes_from(self, x)
 
+    def _by_kernel(self, x: Tensor) -> bool:
+        """Whether a kernel of ours convolves what is projected."""
+        return False
+
 
 class FusedConv1d(FusedConv, PCConv1d):
     """A fused :class:`PCConv1d`."""
@@ -176,8 +180,11 @@ class FusedConv2d(FusedConv, PCConv2d):
         plain = mode == "zeros" and len(set(stride)) == len(sides) == 1 and set(dilation) == {1}
         return plain and self.output_basis is None
 
+    def _by_kernel(self, x: Tensor) -> bool:
+        return self.gives_moments and self._hands_over(x) and self.use.norm is not None and self.use.norm.uses_batch
+
     def _handed(self, projected: Tensor, kernel: Tensor) -> Handed:
-        if not self.gives_moments:
+        if not self._by_kernel(projected):  # at inference nobody wants the moments
             return super()._handed(projected, kernel)
         filters = filled(kernel, 1, projected.shape[1])
         product, *moments = narrow_conv(projected, filters, self.geometry.stride[0], self.geometry.pads[0][0])

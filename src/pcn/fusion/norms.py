@@ -25,14 +25,14 @@ class FusedNorm(_BatchNorm):
     chain: Chain
 
     def forward(self, input: Tensor) -> Tensor:
-        handed = input if isinstance(input, Handed) and input.untouched and self.uses_batch else None
+        handed = input if isinstance(input, Handed) and input.untouched and self.shifts else None
         x = full(input) if handed is None else handed.product
         if not fuses(x) or not self._suits(x):
             return super().forward(full(input))
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
         rows = as_rows(x)
         # A constant that was left out has a gradient of zero: with one, an optimizer decays it like any other weight.
-        left_out = None if handed is None else handed.layer.bias
+        left_out = None if handed is None or not self.uses_batch else handed.layer.bias
         bias = self.bias if left_out is None else self.bias + 0 * left_out
         pending = Pending(self, rows, x.shape, self._statistics(rows, handed), uses_batch=self.uses_batch, bias=bias)
         # Only what the graphs have shown to be a ReLU, or a sum and a ReLU, may come next.
@@ -40,10 +40,10 @@ class FusedNorm(_BatchNorm):
         return pending if waits else pending.tensor()  # type: ignore[return-value]
 
     def takes_from(self, layer: nn.Module, x: Tensor) -> bool:
-        """Whether a convolution may leave its constant out: nobody sees its output, and the batch's mean counts."""
+        """Whether a convolution may leave its constant out: nobody sees its output, and a mean makes up for it."""
         holder, name = self.chain.place
         at_its_place = getattr(holder, name, None) is self and not getattr(layer, "_is_replica", False)
-        return self.uses_batch and fuses(x) and at_its_place and not watched((layer, self, *self.chain.before))
+        return self.shifts and fuses(x) and at_its_place and not watched((layer, self, *self.chain.before))
 
     def _suits(self, x: Tensor) -> bool:
         if getattr(self, "_is_replica", False):  # of DataParallel: the chain is on another device
@@ -56,17 +56,27 @@ class FusedNorm(_BatchNorm):
         """Whether the batch's own statistics are used."""
         return self.training or self.running_mean is None
 
+    @property
+    def shifts(self) -> bool:
+        """Whether a constant in front of this may be left to the mean: the batch's takes it off by itself.
+
+        From the running one it is taken off, through which no gradient flows.
+        """
+        return self.uses_batch or not torch.is_grad_enabled()
+
     def _statistics(self, rows: Tensor, handed: Handed | None) -> tuple[Tensor, Tensor]:
         """Return the mean and the inverse standard deviation to normalise with; the running ones follow."""
+        left_out = None if handed is None else handed.constant
         if not self.uses_batch:
             assert self.running_mean is not None
             assert self.running_var is not None
             wide = torch.promote_types(rows.dtype, torch.float32)
-            return self.running_mean.to(wide), (self.running_var.to(wide) + self.eps).rsqrt()
+            mean = self.running_mean.to(wide)
+            mean = mean if left_out is None else mean - left_out.to(wide)
+            return mean, (self.running_var.to(wide) + self.eps).rsqrt()
         moments = None if handed is None else handed.moments
         mean, variance = batch_moments(rows.detach()) if moments is None else moments
         if self.training and self.track_running_stats:
-            left_out = None if handed is None else handed.constant
             self._follow(mean if left_out is None else mean + left_out.detach(), variance, rows.shape[0])
         return mean, (variance + self.eps).rsqrt()
 

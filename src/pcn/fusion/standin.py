@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -32,6 +33,12 @@ class StandIn:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.change() if name.endswith("_") else self.tensor(), name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return copy.deepcopy(self.tensor(), memo)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return self.tensor().__reduce_ex__(protocol)  # stored and sent it is the tensor
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

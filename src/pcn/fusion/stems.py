@@ -23,6 +23,8 @@ class HandingConv2d(nn.Conv2d):
         x = full(input)
         if self.use.norm is None or not self._suits(x) or not self.use.norm.takes_from(self, x):
             return super().forward(x)
+        if not self.use.norm.uses_batch:  # at inference nobody wants the moments
+            return Handed(self._conv_forward(x, self.weight, None), self, self.bias)  # type: ignore[return-value]
         product, *moments = narrow_conv(x, self.weight, self.stride[0], int(self.padding[0]))
         return Handed(product, self, self.bias, tuple(moments))  # type: ignore[return-value]
 

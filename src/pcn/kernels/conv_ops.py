@@ -18,7 +18,7 @@ from pcn.kernels.conv_reference import Geometry, channels_last, empty_last, geom
 from pcn.kernels.dispatch import uses_kernel
 from pcn.kernels.inductor import fake_of
 from pcn.kernels.launch import CHOICES, STOCK, Launch
-from pcn.kernels.ops import LIBRARY
+from pcn.kernels.ops import autocast_
 from pcn.kernels.reference import wide_dtype
 from pcn.kernels.rows import as_rows
 
@@ -182,18 +182,4 @@ def _input_flops(d_y: Any, weight: Any, *rest: Any, **keywords: Any) -> int:
     return int(2 * d_y[0] * d_y[2] * d_y[3] * weight[0] * weight[1] * weight[2] * weight[3])
 
 
-def _autocast(device: str) -> None:
-    """Under autocast it is a convolution as any other: both factors are cast."""
-
-    def rule(x: Tensor, weight: Tensor, stride: int, padding: int) -> Any:
-        dtype = torch.get_autocast_dtype(device)
-        with torch.autocast(device, enabled=False):
-            if torch.float64 not in (x.dtype, weight.dtype):
-                x, weight = x.to(dtype), weight.to(dtype)
-            return torch.ops.pcn.narrow_conv(x, weight, stride, padding)
-
-    LIBRARY.impl("narrow_conv", rule, f"Autocast{device.upper()}")
-
-
-for _device in ("cpu", "cuda"):
-    _autocast(_device)
+autocast_("narrow_conv", 0, 1)

@@ -228,21 +228,25 @@ def _project_flops(rows: Any, basis: Any, *rest: Any, **keywords: Any) -> int:
 LIBRARY = torch.library.Library("pcn", "IMPL")
 
 
-def _autocast(name: str, position: int, device: str) -> None:
-    """Under autocast an operator multiplies in autocast's dtype: its basis is cast, the norm's tensors stay wide."""
+def autocast_(name: str, *factors: int) -> None:
+    """Have an operator multiply in autocast's dtype: the arguments at these positions are cast, unless one is fp64."""
     operator = getattr(torch.ops.pcn, name).default
 
-    def rule(*arguments: Any) -> Any:
-        given = list(arguments)
-        basis = given[position]
-        with torch.autocast(device, enabled=False):
-            if basis is not None and basis.dtype != torch.float64:
-                given[position] = basis.to(torch.get_autocast_dtype(device))
-            return operator(*given)
+    def register(device: str) -> None:
+        def rule(*arguments: Any) -> Any:
+            given = list(arguments)
+            cast = {at: given[at] for at in factors if given[at] is not None}
+            with torch.autocast(device, enabled=False):
+                if all(factor.dtype != torch.float64 for factor in cast.values()):
+                    dtype = torch.get_autocast_dtype(device)
+                    given = [cast[at].to(dtype) if at in cast else each for at, each in enumerate(given)]
+                return operator(*given)
 
-    LIBRARY.impl(name, rule, f"Autocast{device.upper()}")
+        LIBRARY.impl(name, rule, f"Autocast{device.upper()}")
+
+    register("cpu")
+    register("cuda")
 
 
-for _device in ("cpu", "cuda"):
-    _autocast("norm_project", 6, _device)
-    _autocast("project", 1, _device)
+autocast_("norm_project", 6)  # the basis; the norm's tensors stay wide
+autocast_("project", 1)

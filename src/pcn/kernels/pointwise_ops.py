@@ -11,6 +11,7 @@ from torch.library import custom_op
 from torch.utils.flop_counter import register_flop_formula
 
 from pcn.kernels.inductor import fake_of
+from pcn.kernels.ops import autocast_
 from pcn.layers import CHANNELS_LAST
 
 
@@ -75,6 +76,9 @@ def _gradients_of_input(ctx: Any, dd_x: Tensor) -> tuple[Tensor, None]:
 
 pointwise_conv.register_autograd(_gradients, setup_context=_save)
 pointwise_conv_input.register_autograd(_gradients_of_input, setup_context=_save)
+
+
+autocast_("pointwise_conv", 0, 1)
 
 
 @register_flop_formula([torch.ops.pcn.pointwise_conv, torch.ops.pcn.pointwise_conv_input])
