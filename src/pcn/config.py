@@ -14,6 +14,8 @@ Order = Literal["truncate_first", "project_first", "kept_block"]
 ORDERS: tuple[Order, ...] = ("truncate_first", "project_first", "kept_block")
 BasisKind = Literal["pca", "response", "balanced", "random"]
 BASES: tuple[BasisKind, ...] = ("pca", "response", "balanced", "random")
+Stepper = Literal["sgd", "adam"]
+STEPPERS: tuple[Stepper, ...] = ("sgd", "adam")
 USUAL_RANK = ExplainedVariance(0.95)
 
 
@@ -119,6 +121,8 @@ class PCNConfig:
     basis: BasisKind = "pca"  # "response": best for the layer's output; "balanced": for the loss; "random": a control
     # 0 to 1: how far directions get the same variance; None: 0, but 1 within a budget where a batch norm follows
     precondition: float | None = None
+    # by whose steps coordinates are sized; None: sgd, which PCA's suit, but adam within a budget of what Adam trains
+    sized_for: Stepper | None = None
     multiple_of: int = 1  # ranks are rounded up to a multiple of this, never above the width
     skip_larger: bool = True  # leave a layer alone that would not get smaller, its basis included
     train_basis: bool = False  # the authors' option: the basis is trained too
@@ -134,6 +138,8 @@ class PCNConfig:
         LayerRule(self.rank, self.keep_outputs, self.order, self.output_rank, self.precondition)
         LayerRule(kernel_rank=self.kernel_rank)
         _check_choice("basis", self.basis, BASES)
+        if self.sized_for is not None:
+            _check_choice("sized_for", self.sized_for, STEPPERS)
         check_flags(self, "skip_larger", "train_basis", "keep_dropped")
         check_count("multiple_of", self.multiple_of)
         for pattern, rule in self.layers.items():

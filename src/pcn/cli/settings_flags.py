@@ -16,7 +16,7 @@ MODEL = ("model", "model_options")
 DATA = ("data", "data_dir", "data_options", "scale", "seed", "calibration_samples")
 LOOK = ("analysis_mode", "analysis_pool", "analysis_fraction")
 KEEP = ("output_rank", "keep_outputs", "layers", "exclude")
-HOW = ("order", "basis", "precondition", "kernel_rank", "skip_larger", "train_basis", "keep_dropped")
+HOW = ("order", "basis", "precondition", "sized_for", "kernel_rank", "skip_larger", "train_basis", "keep_dropped")
 NETWORK = ("pcn", "rank", *BUDGET, *KEEP, *HOW)
 STEP = ("batch", "optimizer", "momentum")
 

@@ -106,6 +106,17 @@ def with_patterns(projected: Projected, patterns: Patterns, dual: Tensor, groups
     return projected._replace(weight=weight, kernel_basis=basis, kernel_mask=mask)
 
 
+def scaled(projected: Projected, scale: Tensor) -> Projected:
+    """Have the coordinates of every group ``scale`` (g,) times as large, and their weights as much smaller."""
+
+    def of_group(rows: Tensor) -> Tensor:
+        each = scale.to(rows).repeat_interleave(len(rows) // len(scale))
+        return each.view(-1, *[1] * (rows.dim() - 1))
+
+    weight, basis = projected.weight, projected.basis
+    return projected._replace(weight=weight / of_group(weight), basis=basis * of_group(basis))
+
+
 def dropped_part(weight: Tensor, projected: Projected, groups: int = 1) -> Tensor:
     """Return W - V W~ Uᵀ, what truncated bases lose of the weight."""
     kernel = full_kernel(projected.weight, projected.patterns, groups)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pcn.config import USUAL_RANK, PCNConfig, check_count, check_flags
+from pcn.config import USUAL_RANK, PCNConfig, Stepper, check_count, check_flags
 from pcn.errors import ConfigError
 from pcn.planner.hedged import Hedged
 from pcn.planner.limits import read_limit
-from pcn.planner.optimizer_state import STATE, kind_of
+from pcn.planner.optimizer_state import ADAM, STATE, kind_of, steps_like_adam
 from pcn.planner.response import Response
 from pcn.planner.units import MEASURED, UNITS
 from pcn.planner.values import Worth
@@ -128,6 +128,11 @@ class Budget:
         """Whether the model has to run on the batches to know what its directions are worth."""
         return self.worth is not None and self.worth.needs_batches
 
+    @property
+    def sized_for(self) -> Stepper:
+        """By whose steps coordinates are sized."""
+        return self.config.sized_for or ("adam" if self.optimizer in ADAM else "sgd")
+
     def settled(self) -> Budget:
         """The budget with nothing left open.
 
@@ -144,7 +149,7 @@ class Budget:
         return replace(self, worth=worth, patterns=suits if self.patterns is None else self.patterns)
 
     def trained_by(self, optimizer: Optimizers) -> Budget:
-        """The budget that counts this optimizer's state, unless it says itself which."""
+        """The budget that counts this optimizer's state and suits its steps, unless it says itself which."""
         kind = self.optimizer or kind_of(optimizer)
         unknown = [type(each).__name__ for each in as_optimizers(optimizer) if kind_of(each) is None]
         if self.memory_mib is not None and kind is None and unknown:
@@ -152,7 +157,8 @@ class Budget:
                 f"how much {' and '.join(unknown)} keeps is not known here before its first step: give "
                 f"Budget(optimizer=...), one of {', '.join(STATE)}, whichever keeps at least as much"
             )
-        return replace(self, optimizer=kind)
+        sized = self.config.sized_for or (None if steps_like_adam(optimizer) else "sgd")
+        return replace(self, optimizer=kind, config=replace(self.config, sized_for=sized))
 
     def limit(self, name: str, now: int) -> int | None:
         """What may be spent of something of which the model takes so much now (ns, bytes); None for any amount."""

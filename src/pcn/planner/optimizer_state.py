@@ -9,6 +9,7 @@ from pcn.running.optimizers import Optimizers, as_optimizers
 
 STATE = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}  # numbers beside each trained one, of the same kind
 ADAMS = (optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam)
+ADAM = ("adam", "amsgrad")
 DEFAULT = "momentum"
 
 
@@ -29,6 +30,11 @@ def kind_of(optimizer: Optimizers) -> str | None:
     kinds = [_kind(each) for each in as_optimizers(optimizer)]
     known = [kind for kind in kinds if kind is not None]
     return max(known, key=numbers_kept) if known and len(known) == len(kinds) else None
+
+
+def steps_like_adam(optimizer: Optimizers) -> bool:
+    """Whether all of a model's optimizers move every weight by about their rate, however small its gradient."""
+    return all(isinstance(each, ADAMS) for each in as_optimizers(optimizer))
 
 
 def _kind(optimizer: Optimizer) -> str | None:

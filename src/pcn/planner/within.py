@@ -157,7 +157,8 @@ def _as_config(question: Question, served: dict[str, Served]) -> PCNConfig:
             rules[name] = LayerRule(option.rank, None, rule.order, option.output_rank, power, patterns)
         elif layer.rank is not None and config.fixes(name) and power:
             rules[name if exact else _glob_of(name)] = replace(rule, precondition=power)
-    return replace(config, rank=None, output_rank=None, layers={**config.layers, **rules})
+    layers = {**config.layers, **rules}
+    return replace(config, rank=None, output_rank=None, layers=layers, sized_for=question.budget.sized_for)
 
 
 def _power(layer: LayerPlan) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from pcn.config import BasisKind, Order
+from pcn.config import BasisKind, Order, Stepper
 
 NO_RANK = "no rank asked for"  # the reason of layers whose input nobody wants to change
 FROZEN = "its weight is frozen"  # that of layers from which a budget of what is trained takes nothing
@@ -30,6 +30,7 @@ class LayerPlan:
     output_rank: int | None = None  # outputs (per group) that are trained behind an output basis; None: all are
     basis: BasisKind = "pca"
     precondition: float = 0.0
+    sized_for: Stepper = "sgd"
     train_basis: bool = False
     keep_dropped: bool = False
     activation: str | None = None  # layers with the same one read the same input and share its basis

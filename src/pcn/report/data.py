@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pcn.config import USUAL_RANK, PCNConfig
+from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
 from pcn.rank_rules import ExplainedVariance, Rank, Threshold
 from pcn.report import headline
@@ -18,7 +19,7 @@ from pcn.statistics import Statistics
 from pcn.training.spectra import Spectra, spectra_of
 
 Report = dict[str, Any]
-HOW = ("order", "basis", "precondition", "train_basis", "keep_dropped")  # settings of pcn train, too
+HOW = ("order", "basis", "precondition", "sized_for", "train_basis", "keep_dropped")  # settings of pcn train, too
 NOTHING: Spectra = {"layers": {}, "left_alone": {}, "activations": {}, "epoch": None}
 NO_SPECTRA = "No spectra were kept, so there is nothing to try: train with measure_every of at least 1."
 
@@ -42,7 +43,7 @@ def of(
         facts=_facts(history) if metrics else ["statistics and a plan" if plan else "statistics; nothing is planned"],
         spectra=spectra_of(stats, plan),
         plan=plan,
-        config=_preconditioned(config or PCNConfig(), plan),
+        config=_as_chosen(config or PCNConfig(), plan),
         headline=headline.of_run(plan, metrics, None) if metrics else headline.of_plan(plan),
         history=history,
         test_accuracy=test_accuracy,
@@ -60,7 +61,7 @@ def of_run(folder: Path | str) -> Report:
     config = pcn_config(run.settings) if switches else PCNConfig()
     history = history_of(run.metrics)
     plan = run.plan if history["switch"] is not None else None  # the file may be ahead of a run that was killed
-    config = _preconditioned(config, plan)
+    config = _as_chosen(config, plan)
     return _report(
         title=f"{_short(run.settings.model)} on {_short(run.settings.data)}",
         facts=[*_facts(history, None if run.result else run.settings.epochs), f"seed {run.settings.seed}"],
@@ -69,7 +70,7 @@ def of_run(folder: Path | str) -> Report:
         config=config,
         headline=headline.of_run(plan, run.metrics, run.result),
         history=history,
-        toml=same_run(replace(run.settings, precondition=config.precondition)),
+        toml=same_run(replace(run.settings, precondition=config.precondition, sized_for=config.sized_for)),
         test_accuracy=(run.result or {}).get("test_accuracy"),
     )
 
@@ -123,11 +124,18 @@ def _how(config: PCNConfig) -> dict[str, Any]:
     return {name: value for name in HOW if (value := getattr(config, name)) != getattr(PCNConfig(), name)}
 
 
-def _preconditioned(config: PCNConfig, plan: Plan | None) -> PCNConfig:
+def _as_chosen(config: PCNConfig, plan: Plan | None) -> PCNConfig:
     """The configuration with what a budget chose by itself, and ranks that are given would not, if all layers agree."""
-    powers = set() if plan is None else {layer.precondition for layer in plan.transformed}
-    chosen = config.precondition is None and len(powers) == 1 and 0.0 not in powers
-    return replace(config, precondition=powers.pop()) if chosen else config
+    return replace(
+        config, precondition=_chosen("precondition", config, plan), sized_for=_chosen("sized_for", config, plan)
+    )
+
+
+def _chosen(name: str, config: PCNConfig, plan: Plan | None) -> Any:
+    asked = getattr(config, name)
+    found = set() if plan is None else {getattr(layer, name) for layer in plan.transformed}
+    usual = getattr(LayerPlan("", "", 1, 1), name)
+    return found.pop() if asked is None and len(found) == 1 and usual not in found else asked
 
 
 def _short(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
@@ -30,7 +30,8 @@ class Basis:
     directions that are not orthonormal, and ``outputs`` (n, s) expands trained outputs. ``patterns`` (g*p, *kernel) are
     those of taps in which directions are read, and ``pattern_mask`` (g*r, taps) how many belong to each of these;
     ``pattern_dual`` leads back from them, and ``pattern_variances`` (g*p,) are the variances of these coordinates,
-    relative to that of their direction.
+    relative to that of their direction. All coordinates of a group are ``scale`` (g,) times as large as these tensors
+    make them.
     """
 
     mean: Tensor
@@ -44,6 +45,7 @@ class Basis:
     pattern_mask: Tensor | None = None
     pattern_dual: Tensor | None = None
     pattern_variances: Tensor | None = None
+    scale: Tensor | None = None
 
 
 Bases = dict[str, Basis]
@@ -94,7 +96,10 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
             block, variances = stats.block_basis(layer.name, kept, layer.rank)
     dual = None if found.back is found.along else found.back.flatten(0, 1)
     total = stats.spectrum(layer.name).total_variance
-    return Basis(stats.mean(layer.name), found.along.flatten(0, 1), variances, total, block, dual, outputs)
+    basis = Basis(stats.mean(layer.name), found.along.flatten(0, 1), variances, total, block, dual, outputs)
+    if layer.sized_for == "sgd":
+        return basis
+    return replace(basis, scale=directions.size_for_adam(variances.clamp_min(0).sqrt(), stats.deviations(layer.name)))
 
 
 def _directions(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Directions:

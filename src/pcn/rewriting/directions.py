@@ -82,6 +82,20 @@ def preconditioned(found: Directions, power: float) -> Directions:
     return Directions(found.along * scale, found.back / scale, found.variances * scale[:, 0] ** 2)
 
 
+def size_for_adam(coordinates: Tensor, inputs: Tensor) -> Tensor:
+    """Return how many times as large (g,) coordinates must be for steps of Adam to move a layer as far as before.
+
+    Adam moves every weight by about its rate, however small the gradient, and so an output by up to the rate times the
+    sum of what it reads: of ``inputs`` before, and of ``coordinates`` now, both standard deviations, (g, w) and (g, r).
+    A step of SGD goes by the sum of their squares, which PCA keeps.
+
+    >>> size_for_adam(torch.tensor([[4.0]]), torch.ones(1, 16))  # sixteen inputs that go together
+    tensor([4.])
+    """
+    found = coordinates.sum(1)
+    return torch.where(found > 0, inputs.to(found).sum(1) / found, 1)
+
+
 def left_of(found: Directions, kept: Tensor) -> Tensor:
     """Approximate the variances (g, r) of coordinates that only read the ``kept`` inputs (g, k), by directions' shares.
 

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from pcn.layers import LAYER_TYPES, canonical_weight, layout_of
 from pcn.maths.patterns import Patterns
 from pcn.maths.products import select_inputs
-from pcn.maths.transform import Projected, dropped_part, reader_transform, with_output_basis, with_patterns
+from pcn.maths.transform import (
+    Projected,
+    dropped_part,
+    reader_transform,
+    scaled,
+    with_output_basis,
+    with_patterns,
+)
 from pcn.memory import tensors_by_name
 from pcn.nn import PCModule, empty_like
 from pcn.plans.fit import check_plan_fits
@@ -132,7 +139,9 @@ def rewritten(
     if basis.patterns is not None and basis.pattern_mask is not None and basis.pattern_dual is not None:
         patterns = Patterns(basis.patterns, basis.pattern_mask)
         projected = with_patterns(projected, patterns, basis.pattern_dual, layer.groups)
-    return projected if basis.outputs is None else with_output_basis(projected, basis.outputs, layer.groups)
+    if basis.outputs is not None:
+        projected = with_output_basis(projected, basis.outputs, layer.groups)
+    return projected if basis.scale is None else scaled(projected, basis.scale)
 
 
 def _kept_rows(plan: Plan, layer: LayerPlan, module: nn.Module) -> tuple[Tensor, Tensor | None]:

@@ -54,12 +54,17 @@ def _patterned(plan: Plan, layer: LayerPlan, basis: Basis, moments: Tensor, weig
     found = directions.preconditioned(Directions(along, along, variances.squeeze(1)), layer.precondition)
     of_tap = values.mean(-1).clamp_min(torch.finfo(values.dtype).tiny)[of_direction]
     shape = (-1, *layer.kernel)
+    scale = basis.scale
+    if scale is not None:  # what every tap of a direction would read, and what its patterns do
+        of_taps = layer.taps * basis.variances.sqrt()
+        scale = scale * directions.size_for_adam(found.variances.clamp_min(0).sqrt(), of_taps)
     return replace(
         basis,
         patterns=(found.along / lengths).mT.reshape(shape),
         pattern_mask=chosen.mask,
         pattern_dual=(found.back * lengths).mT.reshape(shape),
         pattern_variances=found.variances.flatten() / of_tap,
+        scale=scale,
     )
 
 

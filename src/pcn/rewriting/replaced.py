@@ -83,6 +83,7 @@ def carry_projected(
     """
     mean, basis, outputs, groups = layer.mean, layer.basis, layer.output_basis, layer.groups
     patterns, spread = layer.tap_patterns, known.pattern_variances
+    variances = known.variances if known.scale is None else known.variances * known.scale.unsqueeze(1) ** 2
 
     def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
         value = value.transpose(0, 1) if transposed else value
@@ -90,7 +91,7 @@ def carry_projected(
             value = value.index_select(0, rows.to(value.device))
             bias_value = None if bias_value is None else bias_value.index_select(0, rows.to(value.device))
         if entry in SECOND_MOMENTS:
-            given = value, bias_value, known.mean, known.variances, known.total
+            given = value, bias_value, known.mean, variances, known.total
             value = second_moment_by_variances(*given, centred=centred, padding=_padding(layer, positions))
             if patterns is not None and spread is not None:
                 value = along_patterns(value, spread, patterns, groups)

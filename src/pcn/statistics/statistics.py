@@ -93,6 +93,10 @@ class Statistics:
         """The mean of a layer's input, (inputs,)."""
         return self._of(layer).mean().flatten()
 
+    def deviations(self, layer: str) -> Tensor:
+        """The standard deviation of every input of a layer, (groups, width)."""
+        return self._of(layer).variances().clamp_min(0).sqrt()
+
     def covariance(self, layer: str) -> Tensor:
         """The covariance of a layer's input with 1 / (samples - 1), (groups, width, width)."""
         with naming(layer):

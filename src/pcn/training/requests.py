@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import nn
 
 from pcn import models
-from pcn.config import USUAL_RANK, BasisKind, LayerRule, Order, PCNConfig
+from pcn.config import USUAL_RANK, BasisKind, LayerRule, Order, PCNConfig, Stepper
 from pcn.errors import ConfigError
 from pcn.planner import Divergence, Evenly, Hedged, Response, Taylor, Worth, prediction_divergence
 from pcn.planner.budget import Budget, as_budget
@@ -42,6 +42,7 @@ def pcn_config(settings: Settings) -> PCNConfig:
         order=cast(Order, settings.order),
         basis=cast(BasisKind, settings.basis),
         precondition=settings.precondition,
+        sized_for=cast(Stepper | None, settings.sized_for),
         kernel_rank=settings.kernel_rank,
         train_basis=settings.train_basis,
         keep_dropped=settings.keep_dropped,

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from pcn.config import BASES, ORDERS
+from pcn.config import BASES, ORDERS, STEPPERS
 from pcn.errors import ConfigError, suggest
 from pcn.planner.budget import Budget
 from pcn.planner.units import UNITS
@@ -128,6 +128,12 @@ class Settings:
         None,
         "0 to 1: how far directions are brought to the same variance (default: 0; within a budget 1 where a batch norm "
         "follows)",
+    )
+    sized_for: str | None = switch_option(
+        None,
+        "by whose steps coordinates are sized: sgd, which PCA's suit, or adam (default: sgd; within a budget adam "
+        "where that trains)",
+        choices=STEPPERS,
     )
     skip_larger: bool = switch_option(True, "leave layers alone that would not get smaller, their bases included")
     train_basis: bool = switch_option(False, "train the bases too")
