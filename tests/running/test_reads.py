@@ -70,6 +70,16 @@ class ScalingWhenTrained(Base):
         return self.last(h / self.second.weight.size(-1) if self.training else h)
 
 
+class Spreading(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.hidden(x) / self.second.weight.numel())
+
+
+class ScalingByData(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.hidden(x) / self.second.weight.data.shape[1])
+
+
 class Folding(Base):
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.hidden(x).view(-1, self.second.weight.size(dim=1)))
@@ -106,7 +116,10 @@ def batches() -> list[Tensor]:
     return [torch.randn(16, 6) for _ in range(4)]
 
 
-@pytest.mark.parametrize("kind", [Always, WhenTrained, Branching, InAList, Scaling, ScalingWhenTrained, Folding])
+@pytest.mark.parametrize(
+    "kind",
+    [Always, WhenTrained, Branching, InAList, Scaling, ScalingWhenTrained, Spreading, ScalingByData, Folding],
+)
 def test_a_layer_whose_weight_is_used_elsewhere_stays_as_it_is(kind: type[Base]) -> None:
     torch.manual_seed(0)
     model = kind()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from pcn.errors import PlanError
 from pcn.layers import layer_type, transformable_layers
-from pcn.memory import Places, span
+from pcn.memory import Places, Span, span
 from pcn.running.copying import copied
 from pcn.running.example import Example
 from pcn.running.modes import ModeAsked
@@ -26,8 +27,10 @@ from pcn.running.untouched import untouched
 # What asks a tensor for its shape, dtype or device alone: the tensor's place among the arguments.
 LIKE = {Tensor.to: 1, Tensor.type_as: 1}
 ABOUT = {Tensor.grad.__get__, Tensor.requires_grad_}  # type: ignore[union-attr]
-SIZES = {Tensor.shape.__get__, Tensor.size}  # type: ignore[attr-defined]
+NUMBERS = {Tensor.numel, Tensor.nelement, torch.numel}
+SIZES = {Tensor.shape.__get__, Tensor.size} | NUMBERS  # type: ignore[attr-defined]
 Owner = TypeVar("Owner")
+Place = tuple[Span, torch.Size]
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def _seen(
     layers = {name: layer for name, layer, why in transformable_layers(model) if why is None}
     names = {id(module): name for name, module in model.named_modules()}
     owners = Places((tensor, (name, layer)) for name, layer in layers.items() for tensor in layer.parameters())
-    weights = {id(layer.weight): (name, layer) for name, layer in layers.items()}
+    weights = {_place(layer.get_parameter("weight")): (name, layer) for name, layer in layers.items()}
     found: dict[str, str] = {}
     sizes: dict[str, str] = {}
     stack: list[nn.Module] = []  # modules whose calls have begun and not ended, the innermost last
@@ -100,7 +103,7 @@ def _seen(
     output = run(UsesOf(owners, lambda owner: note(owner, found)), SizesOf(weights, asked), during)
     for name, who in sizes.items():
         if output is not None and name not in found:
-            other = run(SizesOf({id(layers[name].weight): layers[name]}, _twice_as_many_inputs))
+            other = run(SizesOf({_place(layers[name].get_parameter("weight")): layers[name]}, _twice_as_many_inputs))
             if not _alike(output, other):
                 found[name] = who
     return found, output is not None
@@ -149,9 +152,9 @@ class UsesOf(TorchFunctionMode, Generic[Owner]):
 
 
 class SizesOf(TorchFunctionMode, Generic[Owner]):
-    """Has ``told`` say what size a weight has when it is asked for it; the weights are known by their ids."""
+    """Has ``told`` say what size a weight has when it is asked for it, or its ``data`` is: they lie in one place."""
 
-    def __init__(self, weights: Mapping[int, Owner], told: Callable[[Owner, torch.Size], torch.Size]) -> None:
+    def __init__(self, weights: Mapping[Place, Owner], told: Callable[[Owner, torch.Size], torch.Size]) -> None:
         super().__init__()
         self.weights, self.told = weights, told
 
@@ -159,10 +162,17 @@ class SizesOf(TorchFunctionMode, Generic[Owner]):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func not in SIZES or id(args[0]) not in self.weights:
+        if func not in SIZES or (place := _place(args[0])) not in self.weights:
             return result
-        size = self.told(self.weights[id(args[0])], args[0].size())
+        size = self.told(self.weights[place], args[0].size())
+        if func in NUMBERS:
+            return prod(size)
         return size if isinstance(result, torch.Size) else size[[*args[1:], *(kwargs or {}).values()][0]]
+
+
+def _place(tensor: Tensor) -> Place:
+    """Where a tensor lies, and as what: a row of it begins there too."""
+    return span(tensor), tensor.size()
 
 
 def _tensors(values: Any) -> list[Tensor]:
