@@ -132,6 +132,28 @@ def test_a_layer_whose_weight_is_used_elsewhere_stays_as_it_is(kind: type[Base])
     torch.testing.assert_close(model(x), before)
 
 
+class Padded(nn.Module):
+    """As many pixels as before, by what the weight says of the kernel: in patterns of taps it says something else."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = self.conv.weight.shape[-1] // 2
+        return self.conv(F.pad(x, (side, side, side, side))).relu()
+
+
+def test_a_convolution_whose_weight_says_how_far_to_pad_stays_as_it_is() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Padded(3), Padded(16), nn.Conv2d(16, 16, 3))
+    images = torch.randn(8, 3, 6, 6)
+    plan = pcn.compress_(model, [images], pcn.Budget(params=0.8, step=1))
+    assert plan.layers["1.conv"].reason == "'1' uses its weight without calling it"
+    assert [layer.name for layer in plan.transformed] == ["2"]
+    assert model(images).shape == (8, 16, 4, 4)
+
+
 @pytest.mark.parametrize("kind", [Base, Looking, FailsInTraining])
 def test_a_look_is_no_use(kind: type[Base]) -> None:
     assert read_directly(kind(), Example.of(torch.randn(4, 6))).by == {}

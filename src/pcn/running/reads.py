@@ -103,16 +103,19 @@ def _seen(
     output = run(UsesOf(owners, lambda owner: note(owner, found)), SizesOf(weights, asked), during)
     for name, who in sizes.items():
         if output is not None and name not in found:
-            other = run(SizesOf({_place(layers[name].get_parameter("weight")): layers[name]}, _twice_as_many_inputs))
+            other = run(SizesOf({_place(layers[name].get_parameter("weight")): layers[name]}, _twice_as_many))
             if not _alike(output, other):
                 found[name] = who
     return found, output is not None
 
 
-def _twice_as_many_inputs(layer: nn.Module, size: torch.Size) -> torch.Size:
-    """Another size than a layer's weight has, as one behind a basis has another: it shows who computes with it."""
+def _twice_as_many(layer: nn.Module, size: torch.Size) -> torch.Size:
+    """Another size than a layer's weight has, but for its outputs: it shows who computes with it.
+
+    One behind a basis has another number of inputs, and in patterns of taps no taps of its own.
+    """
     kind = layer_type(layer)
-    return torch.Size(n * 2 if kind is not None and dim == kind.in_dim else n for dim, n in enumerate(size))
+    return torch.Size(n if kind is None or dim == kind.out_dim else n * 2 for dim, n in enumerate(size))
 
 
 def _alike(output: list[Tensor], other: list[Tensor] | None) -> bool:
