@@ -154,6 +154,24 @@ def test_a_convolution_whose_weight_says_how_far_to_pad_stays_as_it_is() -> None
     assert model(images).shape == (8, 16, 4, 4)
 
 
+class Nested(Base):
+    """One whose samples differ in length for a moment; how many there are is asked of them."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.layout = layout
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.nested.nested_tensor([x[:1], x[1:]], layout=self.layout)
+        return super().forward(x) * rows.size(0) + self.second.weight.mean()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_model_is_looked_at_beyond_its_nested_tensors(layout: torch.layout) -> None:
+    assert read_directly(Nested(layout), Example.of(torch.randn(4, 6))).by == {"second": "Nested"}
+
+
 @pytest.mark.parametrize("kind", [Base, Looking, FailsInTraining])
 def test_a_look_is_no_use(kind: type[Base]) -> None:
     assert read_directly(kind(), Example.of(torch.randn(4, 6))).by == {}

@@ -174,8 +174,8 @@ class SizesOf(TorchFunctionMode, Generic[Owner]):
 
 
 def _place(tensor: Tensor) -> Place:
-    """Where a tensor lies, and as what: a row of it begins there too."""
-    return span(tensor), tensor.size()
+    """Where a tensor lies, and its size: a view may lie there too. Nested ones, which no weight is, have none."""
+    return span(tensor), torch.Size() if tensor.is_nested else tensor.size()
 
 
 def _tensors(values: Any) -> list[Tensor]:
