@@ -72,7 +72,7 @@ class ScalingWhenTrained(Base):
 
 class Spreading(Base):
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.hidden(x) / self.second.weight.numel())
+        return self.last(self.hidden(x) / torch.numel(input=self.second.weight))
 
 
 class ScalingByData(Base):

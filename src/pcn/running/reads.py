@@ -165,12 +165,15 @@ class SizesOf(TorchFunctionMode, Generic[Owner]):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func not in SIZES or (place := _place(args[0])) not in self.weights:
+        if func not in SIZES:
             return result
-        size = self.told(self.weights[place], args[0].size())
+        tensor, *dim = *args, *(kwargs or {}).values()
+        if (place := _place(tensor)) not in self.weights:
+            return result
+        size = self.told(self.weights[place], tensor.size())
         if func in NUMBERS:
             return prod(size)
-        return size if isinstance(result, torch.Size) else size[[*args[1:], *(kwargs or {}).values()][0]]
+        return size if isinstance(result, torch.Size) else size[dim[0]]
 
 
 def _place(tensor: Tensor) -> Place:
