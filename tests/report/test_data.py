@@ -220,6 +220,20 @@ def test_time_is_that_of_whole_epochs_on_one_side_of_the_switch() -> None:
     assert before_and_after(metrics, "energy_j") == (None, None)
 
 
+@pytest.mark.parametrize(("step", "said"), [(0, "before any training"), (5, "after epoch 0.5")])
+def test_a_switch_in_the_first_epoch_has_nothing_before_it(step: int, said: str) -> None:
+    model, batches = varied()
+    switch = {"event": "switch", "epoch": 0, "step": step, "validation_accuracy": 40.0}
+    epochs = [
+        {"event": "epoch", "epoch": n, "step": 10 * n, "validation_accuracy": 50.0, "memory_bytes": 7 + n}
+        for n in (1, 2)
+    ]
+    report = of(pcn.analyze(model, batches), metrics=[switch, *epochs])
+    assert report["facts"] == ["2 epochs", f"switched {said}"]
+    assert report["accuracy"]["before"] is None
+    assert headline(report)["Training memory"] == (None, 9 if step else 8.5)
+
+
 def test_epochs_in_which_weights_fade_are_on_neither_side() -> None:
     def epoch(number: int, seconds: float) -> dict[str, Any]:
         values = {"validation_accuracy": 50.0, "train_seconds": seconds}

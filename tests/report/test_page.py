@@ -327,6 +327,20 @@ def test_a_line_of_the_history_can_be_singled_out(browser: Browser, page: Page, 
     assert browser.problems() == []
 
 
+def test_a_switch_in_the_first_epoch_stands_within_the_chart(browser: Browser, page: Page, tmp_path: Path) -> None:
+    epochs = [
+        {"event": "epoch", "epoch": epoch, "step": epoch, "validation_accuracy": 50.0 + epoch} for epoch in (1, 2, 3)
+    ]
+    switch = {"event": "switch", "epoch": 0, "step": 0, "validation_accuracy": 40.0}
+    path = write_report(tmp_path / "report.html", of(page.stats, metrics=[switch, *epochs]))
+    browser.visit(path)
+    places = "[...document.querySelectorAll('#history svg line')]"
+    at = browser.evaluate(f"{places}.filter((l) => l.classList.contains('switch')).map((l) => +l.getAttribute('x1'))")
+    left = browser.evaluate(f"{places}.filter((l) => l.classList.contains('grid')).map((l) => +l.getAttribute('x1'))")
+    assert at == left[:1]
+    assert browser.problems() == []
+
+
 @pytest.mark.parametrize("planned", [True, False])
 @pytest.mark.parametrize("also_bias", [True, False])
 def test_the_slider_counts_frozen_layers_as_the_planner_does(

@@ -70,6 +70,16 @@ class ScalingWhenTrained(Base):
         return self.last(h / self.second.weight.size(-1) if self.training else h)
 
 
+class Spreading(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.hidden(x) / torch.numel(input=self.second.weight))
+
+
+class ScalingByData(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.hidden(x) / self.second.weight.data.shape[1])
+
+
 class Folding(Base):
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.hidden(x).view(-1, self.second.weight.size(dim=1)))
@@ -106,7 +116,10 @@ def batches() -> list[Tensor]:
     return [torch.randn(16, 6) for _ in range(4)]
 
 
-@pytest.mark.parametrize("kind", [Always, WhenTrained, Branching, InAList, Scaling, ScalingWhenTrained, Folding])
+@pytest.mark.parametrize(
+    "kind",
+    [Always, WhenTrained, Branching, InAList, Scaling, ScalingWhenTrained, Spreading, ScalingByData, Folding],
+)
 def test_a_layer_whose_weight_is_used_elsewhere_stays_as_it_is(kind: type[Base]) -> None:
     torch.manual_seed(0)
     model = kind()
@@ -117,6 +130,46 @@ def test_a_layer_whose_weight_is_used_elsewhere_stays_as_it_is(kind: type[Base])
     assert plan.layers["second"].reason == f"{kind.__name__!r} uses its weight without calling it"
     assert [layer.name for layer in plan.transformed] == ["first", "last"]
     torch.testing.assert_close(model(x), before)
+
+
+class Padded(nn.Module):
+    """As many pixels as before, by what the weight says of the kernel: in patterns of taps it says something else."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = self.conv.weight.shape[-1] // 2
+        return self.conv(F.pad(x, (side, side, side, side))).relu()
+
+
+def test_a_convolution_whose_weight_says_how_far_to_pad_stays_as_it_is() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Padded(3), Padded(16), nn.Conv2d(16, 16, 3))
+    images = torch.randn(8, 3, 6, 6)
+    plan = pcn.compress_(model, [images], pcn.Budget(params=0.8, step=1))
+    assert plan.layers["1.conv"].reason == "'1' uses its weight without calling it"
+    assert [layer.name for layer in plan.transformed] == ["2"]
+    assert model(images).shape == (8, 16, 4, 4)
+
+
+class Nested(Base):
+    """One whose samples differ in length for a moment; how many there are is asked of them."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.layout = layout
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.nested.nested_tensor([x[:1], x[1:]], layout=self.layout)
+        return super().forward(x) * rows.size(0) + self.second.weight.mean()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_model_is_looked_at_beyond_its_nested_tensors(layout: torch.layout) -> None:
+    assert read_directly(Nested(layout), Example.of(torch.randn(4, 6))).by == {"second": "Nested"}
 
 
 @pytest.mark.parametrize("kind", [Base, Looking, FailsInTraining])

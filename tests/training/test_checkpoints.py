@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 
 import pcn
 from pcn.errors import CheckpointError
-from pcn.training import RunFolder, Settings
+from pcn.training import RunFolder, Settings, Trainer, load_data
 from pcn.training.checkpoints import Checkpoints
 from pcn.training.events import Events
 
@@ -184,6 +185,27 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
         folder.log({"event": "ready", "step": 10})  # after the checkpoint, and again when the run goes on
         folder.forget_after(10)
         assert [record["event"] for record in folder.metrics()] == ["epoch"]
+
+
+def test_a_run_that_begins_again_forgets_its_switch_before_any_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    settings = Settings(model="small_network:build", batch=64, epochs=1, switch_at="0", rank="0.25")
+
+    def start(stepped: Callable[[], None]) -> None:
+        with RunFolder(tmp_path / "run", settings) as folder:
+            data = load_data(settings, torch.device("cpu"), torch.float32)
+            Trainer(settings, data, folder, stepped=stepped).run()
+
+    def stop() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        start(stop)
+    start(lambda: None)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["switch", "epoch"]
 
 
 def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:

@@ -330,6 +330,7 @@ def test_values_of_another_type_are_refused(
         ({"weight_decay": -0.1}, "of at least 0$"),
         ({"label_smoothing": 3.0}, "of at least 0 and at most 1$"),
         ({"learning_rate": math.inf}, "give a finite number$"),
+        ({"seed": 10**400}, "from 0 to below"),
         ({"drop_factor": math.nan}, "give a finite number$"),
         ({"betas": (1.0, 0.9)}, "two numbers below 1"),
         ({"betas": (-0.5, 0.9)}, "of at least 0$"),

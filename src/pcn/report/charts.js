@@ -42,8 +42,9 @@ function historyChart(history, lines, width) {
   const svg = make('svg', { width, height, viewBox: `0 0 ${width} ${height}`, role: 'img' });
   svg.append(make('title', {}, 'Validation accuracy and effective dimensions over epochs'));
   const seen = [...history.epochs, ...lines.flatMap((line) => line.points)].map(([epoch]) => epoch);
-  const last = Math.max(...seen, history.switch ? history.switch.at : 0); // a run may stop between the switch and an epoch's end
-  const first = last > 1 ? 1 : 0;
+  const switched = history.switch ? history.switch.at : 1;
+  const last = Math.max(...seen, switched); // a run may stop between the switch and an epoch's end
+  const first = last > 1 && switched >= 1 ? 1 : 0; // a switch may come before the first epoch has ended
   const x = (epoch) => left + ((epoch - first) / (last - first)) * (width - left - right);
   const bottom = height - 34;
   ticks(first, last, Math.max(2, width / 90)).filter(Number.isInteger).forEach((epoch) => {

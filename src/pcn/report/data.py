@@ -157,8 +157,12 @@ def _facts(history: dict[str, Any], unfinished: int | None = None) -> list[str]:
     done, switch = history["epochs"][-1][0] if history["epochs"] else 0, history["switch"]
     return [
         f"{done} epochs" if unfinished is None else f"unfinished: {done} of {unfinished} epochs",
-        "not switched" if switch is None else f"switched after epoch {switch['at']:.4g}",
+        "not switched" if switch is None else _switched(switch),
     ]
+
+
+def _switched(switch: dict[str, Any]) -> str:
+    return f"switched after epoch {switch['at']:.4g}" if switch["step"] else "switched before any training"
 
 
 def _accuracy(history: dict[str, Any], test: float | None) -> dict[str, Any]:

@@ -74,6 +74,7 @@ def _switch(metrics: Sequence[Record]) -> Record | None:
     ends = [record for record in metrics if record["event"] in ("epoch", "branched")]
     before = [record["validation_accuracy"] for record in ends if record["epoch"] <= switch["epoch"]]
     return {
+        "step": switch["step"],
         "at": _when(metrics, "switch"),
         "before": before[-1] if before else None,
         "after": switch["validation_accuracy"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from pcn.errors import PlanError
 from pcn.layers import layer_type, transformable_layers
-from pcn.memory import Places, span
+from pcn.memory import Places, Span, span
 from pcn.running.copying import copied
 from pcn.running.example import Example
 from pcn.running.modes import ModeAsked
@@ -26,8 +27,10 @@ from pcn.running.untouched import untouched
 # What asks a tensor for its shape, dtype or device alone: the tensor's place among the arguments.
 LIKE = {Tensor.to: 1, Tensor.type_as: 1}
 ABOUT = {Tensor.grad.__get__, Tensor.requires_grad_}  # type: ignore[union-attr]
-SIZES = {Tensor.shape.__get__, Tensor.size}  # type: ignore[attr-defined]
+NUMBERS = {Tensor.numel, Tensor.nelement, torch.numel}
+SIZES = {Tensor.shape.__get__, Tensor.size} | NUMBERS  # type: ignore[attr-defined]
 Owner = TypeVar("Owner")
+Place = tuple[Span, torch.Size]
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def _seen(
     layers = {name: layer for name, layer, why in transformable_layers(model) if why is None}
     names = {id(module): name for name, module in model.named_modules()}
     owners = Places((tensor, (name, layer)) for name, layer in layers.items() for tensor in layer.parameters())
-    weights = {id(layer.weight): (name, layer) for name, layer in layers.items()}
+    weights = {_place(layer.get_parameter("weight")): (name, layer) for name, layer in layers.items()}
     found: dict[str, str] = {}
     sizes: dict[str, str] = {}
     stack: list[nn.Module] = []  # modules whose calls have begun and not ended, the innermost last
@@ -100,16 +103,19 @@ def _seen(
     output = run(UsesOf(owners, lambda owner: note(owner, found)), SizesOf(weights, asked), during)
     for name, who in sizes.items():
         if output is not None and name not in found:
-            other = run(SizesOf({id(layers[name].weight): layers[name]}, _twice_as_many_inputs))
+            other = run(SizesOf({_place(layers[name].get_parameter("weight")): layers[name]}, _twice_as_many))
             if not _alike(output, other):
                 found[name] = who
     return found, output is not None
 
 
-def _twice_as_many_inputs(layer: nn.Module, size: torch.Size) -> torch.Size:
-    """Another size than a layer's weight has, as one behind a basis has another: it shows who computes with it."""
+def _twice_as_many(layer: nn.Module, size: torch.Size) -> torch.Size:
+    """Another size than a layer's weight has, but for its outputs: it shows who computes with it.
+
+    One behind a basis has another number of inputs, and in patterns of taps no taps of its own.
+    """
     kind = layer_type(layer)
-    return torch.Size(n * 2 if kind is not None and dim == kind.in_dim else n for dim, n in enumerate(size))
+    return torch.Size(n if kind is None or dim == kind.out_dim else n * 2 for dim, n in enumerate(size))
 
 
 def _alike(output: list[Tensor], other: list[Tensor] | None) -> bool:
@@ -149,9 +155,9 @@ class UsesOf(TorchFunctionMode, Generic[Owner]):
 
 
 class SizesOf(TorchFunctionMode, Generic[Owner]):
-    """Has ``told`` say what size a weight has when it is asked for it; the weights are known by their ids."""
+    """Has ``told`` say what size a weight has when it is asked for it, or its ``data`` is: they lie in one place."""
 
-    def __init__(self, weights: Mapping[int, Owner], told: Callable[[Owner, torch.Size], torch.Size]) -> None:
+    def __init__(self, weights: Mapping[Place, Owner], told: Callable[[Owner, torch.Size], torch.Size]) -> None:
         super().__init__()
         self.weights, self.told = weights, told
 
@@ -159,10 +165,20 @@ class SizesOf(TorchFunctionMode, Generic[Owner]):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func not in SIZES or id(args[0]) not in self.weights:
+        if func not in SIZES:
             return result
-        size = self.told(self.weights[id(args[0])], args[0].size())
-        return size if isinstance(result, torch.Size) else size[[*args[1:], *(kwargs or {}).values()][0]]
+        tensor, *dim = *args, *(kwargs or {}).values()
+        if (place := _place(tensor)) not in self.weights:
+            return result
+        size = self.told(self.weights[place], tensor.size())
+        if func in NUMBERS:
+            return prod(size)
+        return size if isinstance(result, torch.Size) else size[dim[0]]
+
+
+def _place(tensor: Tensor) -> Place:
+    """Where a tensor lies, and its size: a view may lie there too. Nested ones, which no weight is, have none."""
+    return span(tensor), torch.Size() if tensor.is_nested else tensor.size()
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -85,9 +85,13 @@ class RunFolder:
         return parse_metrics(file.read_text()) if file.exists() else []
 
     def forget_after(self, step: int) -> None:
-        """Drop the lines of steps that will be done again, and of making one at the step where the run goes on."""
+        """Drop the lines of steps that will be done again, and of making one at the step where the run goes on.
+
+        No checkpoint is of before the first step: a run that begins there begins with whatever comes before it.
+        """
         if (self.path / METRICS).exists():
-            kept = [record for record in self.metrics() if record["step"] < step + (record["event"] not in SET_UP)]
+            done = [record for record in self.metrics() if record["step"] < step + (record["event"] not in SET_UP)]
+            kept = done if step else []
             write_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write_plan(self, plan: Plan) -> None:

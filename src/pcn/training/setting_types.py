@@ -49,7 +49,7 @@ def _within(each: Field[Any], value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     least, most = each.metadata.get("least", -math.inf), each.metadata.get("most", math.inf)
-    if math.isfinite(value) and least <= value <= most:
+    if (isinstance(value, int) or math.isfinite(value)) and least <= value <= most:
         return value
     bounds = {"of at least": least, "and at most": most}
     said = "".join(f" {words} {bound:g}" for words, bound in bounds.items() if math.isfinite(bound))
