@@ -53,17 +53,19 @@ def _patterned(plan: Plan, layer: LayerPlan, basis: Basis, moments: Tensor, weig
     variances = values[chosen.of].view_as(lengths) / lengths**2
     found = directions.preconditioned(Directions(along, along, variances.squeeze(1)), layer.precondition)
     of_tap = values.mean(-1).clamp_min(torch.finfo(values.dtype).tiny)[of_direction]
-    shape = (-1, *layer.kernel)
+    relative = found.variances.flatten() / of_tap
     scale = basis.scale
-    if scale is not None:  # what every tap of a direction would read, and what its patterns do
-        of_taps = layer.taps * basis.variances.sqrt()
-        scale = scale * directions.size_for_adam(found.variances.clamp_min(0).sqrt(), of_taps)
+    if scale is not None:  # by what every tap of a direction would read, and what its patterns do
+        of_directions = basis.variances.to(relative)
+        read = relative.view(layer.groups, -1) * of_directions[of_direction].view(layer.groups, -1)
+        scale = scale * directions.size_for_adam(read.clamp_min(0).sqrt(), layer.taps * of_directions.sqrt())
+    shape = (-1, *layer.kernel)
     return replace(
         basis,
         patterns=(found.along / lengths).mT.reshape(shape),
         pattern_mask=chosen.mask,
         pattern_dual=(found.back * lengths).mT.reshape(shape),
-        pattern_variances=found.variances.flatten() / of_tap,
+        pattern_variances=relative,
         scale=scale,
     )
 
