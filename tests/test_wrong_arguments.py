@@ -203,5 +203,5 @@ def test_a_device_that_is_full_says_so_itself() -> None:
 
 
 def test_one_batch_is_asked_for_where_one_is_taken() -> None:
-    with pytest.raises(StatisticsError, match=r"failed on the batch, .* give one batch, and forward=lambda"):
+    with pytest.raises(StatisticsError, match=r"the batch in train mode, .* one batch, and forward=lambda"):
         pcn.measure_costs(Mlp(), torch.randn(2, 5), times=False)

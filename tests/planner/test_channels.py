@@ -359,3 +359,16 @@ def test_a_run_asks_for_it_by_its_settings() -> None:
     wish = Settings(params=0.5, drop_channels=True)
     assert requested(wish).drop_channels
     assert "drop_channels" not in same_run(wish)
+
+
+@pytest.mark.parametrize(("samples", "limit"), [(24, {"stored": 0.5}), (48, {"flops": 0.4}), (400, {"flops": 0.4})])
+def test_channels_do_not_go_for_what_stays_unused(samples: int, limit: dict[str, float]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    batch = torch.randn(samples, 32) * torch.linspace(1, 0.01, 32)
+    plan = pcn.make_plan(model, pcn.analyze(model, [batch]), pcn.Budget(**limit, drop_channels=True))
+    (unit, share), *_ = limit.items()
+    now, after = plan.whole[unit]
+    assert plan.layers["2"].kept_outputs < 256
+    assert 0.97 * share * now < after <= share * now
+    assert plan.unspent is None

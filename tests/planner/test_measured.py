@@ -276,3 +276,18 @@ def test_what_was_measured_for_something_else_is_refused() -> None:
         pcn.make_plan(model, stats, pcn.Budget(memory_mib=0.9), measured=partly)
     with pytest.raises(pcn.ConfigError, match="how much Adadelta keeps"):
         pcn.Budget(memory_mib=0.9).trained_by(torch.optim.Adadelta(model.parameters()))
+
+
+class WithTargets(nn.Sequential):
+    """A model that wants targets as well while it trains."""
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        outputs = super().forward(x)
+        return nn.functional.mse_loss(outputs, targets) if self.training else outputs
+
+
+def test_a_model_that_fails_only_where_it_trains_is_refused_with_the_mode() -> None:
+    model, batch = WithTargets(nn.Linear(12, 3)), torch.randn(8, 12)
+    pcn.analyze(model, [batch])
+    with pytest.raises(pcn.StatisticsError, match=r"failed on the batch in train mode, called as model\("):
+        pcn.measure_costs(model, batch)

@@ -416,3 +416,28 @@ def test_what_a_budget_takes_nothing_from_counts_tied_weights_once() -> None:
     with pytest.raises(pcn.ConfigError, match=r"nothing from 'embedding' \(1,024 parameters: Emb") as refused:
         pcn.Switch(Tied(), None, params=0.3)
     assert str(refused.value).count("1,024 parameters") == 1
+
+
+class WithUnused(nn.Module):
+    """Two layers, and one that nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head, self.aux = nn.Linear(24, 96), nn.Linear(96, 64), nn.Linear(96, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.first(x)))
+
+
+@pytest.mark.parametrize("unit", ["params", "stored"])
+def test_the_least_that_a_plan_could_have_leaves_layers_whole_that_were_never_called(unit: str) -> None:
+    model = WithUnused()
+    stats = pcn.analyze(model, [vectors(width=24)])
+    with pytest.raises(pcn.ConfigError, match=r"'aux' .* never called") as refused:
+        pcn.make_plan(model, stats, pcn.Budget(**{unit: 0.05}))
+    least, finest = (
+        int(found.replace(",", "")) for found in re.findall(r"would be ([\d,]+) (?:para|stored)", str(refused.value))
+    )
+    for budget in (pcn.Budget(**{unit: least}), pcn.Budget(**{unit: finest}, step=1)):
+        assert pcn.make_plan(model, stats, budget).whole[unit][1] <= budget.limit(unit, 0)
+        assert pcn.fit_budget(model, stats, budget)

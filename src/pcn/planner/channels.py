@@ -13,15 +13,17 @@ from pcn.errors import ConfigError
 from pcn.graph import ChannelGraph
 from pcn.planner.allocation import Served
 from pcn.planner.items import Items
+from pcn.planner.prices import added, taken_off
 from pcn.planner.question import Known, Question
 from pcn.planner.staying import why_outputs_stay
-from pcn.planner.unspent import unspent
+from pcn.planner.unspent import CLEARLY, unspent
 from pcn.plans.cutting import cut_failure, hard_coded
 from pcn.plans.wiring import Wiring
 from pcn.running.example import Example
 from pcn.statistics import Statistics
 
 SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2)  # of the price of all channels: what is tried
+HALVINGS = 3  # of the way from the best of them to the next smaller one, where much of the budget would be left
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,38 @@ def with_channels(question: Question, known: Known, stats: Statistics, graph: Ch
 
 def _best(items: Items, known: Known, alone: Answer, stuck: Mapping[int, str]) -> tuple[Answer, bool]:
     """The answer that is worth most of all that are tried, ranks alone among them, and whether others were."""
-    answers = [alone]
-    for share in SHARES:
-        dropped = cheapest(items, share, stuck)
-        cut = items.question.without(items.graph, dropped)
-        if dropped.any() and all(cut.offers.values()):
-            with suppress(ConfigError):  # forms that are larger than the layer may not fit
-                served = cut.answer(known, items.left(dropped))
-                answers.append(Answer(served, dropped, items.notes(dropped)))
-    return max(answers, key=lambda answer: answer.worth), len(answers) > 1
+    found = {share: answer for share in SHARES if (answer := _without(items, known, share, stuck)) is not None}
+    best = max([alone, *found.values()], key=lambda answer: answer.worth)
+    high = next((share for share, answer in found.items() if answer is best), None)
+    if high is None or not _clearly_left(items, best):
+        return best, bool(found)
+    low = high - SHARES[0]
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        answer = _without(items, known, middle, stuck)
+        if answer is not None and answer.worth > best.worth:
+            best, high = answer, middle
+        else:
+            low = middle
+    return best, True
+
+
+def _without(items: Items, known: Known, share: float, stuck: Container[int]) -> Answer | None:
+    """The answer without the channels that such a share of the price of all takes; None where there is none."""
+    dropped = cheapest(items, share, stuck)
+    cut = items.question.without(items.graph, dropped)
+    if dropped.any() and all(cut.offers.values()):
+        with suppress(ConfigError):  # forms that are larger than the layer may not fit
+            return Answer(cut.answer(known, items.left(dropped)), dropped, items.notes(dropped))
+    return None
+
+
+def _clearly_left(items: Items, answer: Answer) -> bool:
+    """Whether more than a little of every limit stays unused, so that fewer channels might have gone."""
+    assert answer.dropped is not None
+    room = items.question.without(items.graph, answer.dropped).room
+    used = added(dict.fromkeys(room.left, 0), *(each.option.costs for each in answer.served.values()))
+    return all(amount > CLEARLY * room.limits[unit] for unit, amount in taken_off(room.left, used).items())
 
 
 def _unspent(items: Items, known: Known, best: Answer) -> str | None:

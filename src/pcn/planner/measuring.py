@@ -58,7 +58,8 @@ def measure_costs(
         _train_alone(base)
         wanted = [parameter for parameter in base.parameters() if parameter.requires_grad]
         kept = Kept.beside((*base.parameters(), *base.buffers()))
-        with saying_which("the batch", example, give=ONE_BATCH), kept.layers_named(layers), kept.watched():
+        on_batch = saying_which("the batch in train mode", example, give=ONE_BATCH)
+        with on_batch, kept.layers_named(layers), kept.watched():
             example.run(base)
         kept.held.clear()
         whole = bytes_of_tensors(base, trials.state) + Usage(activations_bytes=kept.total_bytes)

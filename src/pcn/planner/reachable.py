@@ -18,19 +18,26 @@ from pcn.planner.units import MEASURED
 from pcn.planner.unmoved import unmoved
 from pcn.plans.making import make_plan
 from pcn.plans.plan import Plan
+from pcn.plans.ranks import unmeasured
 from pcn.running.example import Example
+from pcn.statistics import Statistics
 
 
 def check_reachable(
-    model: nn.Module, budget: Budget, measured: Measured | None = None, example: Example | None = None
+    model: nn.Module,
+    budget: Budget,
+    measured: Measured | None = None,
+    example: Example | None = None,
+    stats: Statistics | None = None,
 ) -> None:
-    """Raise when every layer at its lowest rank would still be too much: before any statistics, by what is known.
+    """Raise when every layer at its lowest rank would still be too much, by what is known before ranks are chosen.
 
-    Operations are known where there is an example, on which the model is traced. All channels are counted, also where
-    some may be dropped: the planner drops them only from ranks that fit by themselves.
+    Operations are known where there is an example, on which the model is traced, and layers that were never called
+    where there are statistics. All channels are counted, also where some may be dropped: the planner drops them only
+    from ranks that fit by themselves.
     """
     model, budget = unwrap(model), budget.settled()
-    plan, prices = _foreseen(model, budget, measured, example)
+    plan, prices = _foreseen(model, budget, measured, example, stats)
     free = [layer for layer in plan.transformed if not layer.frozen]
     now = prices.now(model, plan)
     others = taken_off(now, added(dict.fromkeys(now, 0), *map(prices.before, free)))
@@ -49,7 +56,11 @@ def check_reachable(
 
 
 def _foreseen(
-    model: nn.Module, budget: Budget, measured: Measured | None, example: Example | None
+    model: nn.Module,
+    budget: Budget,
+    measured: Measured | None,
+    example: Example | None,
+    stats: Statistics | None,
 ) -> tuple[Plan, Prices]:
     """Which layers could change, and prices in the units that are known."""
     graph = None if budget.flops is None or example is None else traced(model, example)
@@ -57,6 +68,9 @@ def _foreseen(
     how = {name: rule for name, rule in budget.config.layers.items() if rule.only_says_how}
     config = replace(budget.config, rank=1.0, layers=how, skip_larger=False)
     plan = make_plan(model, None, config, graph=graph, example=None if graph is None else example)
+    unseen = {name: why for name in plan.layers if (why := unmeasured(name, stats)) is not None}
+    stay = {name: replace(plan.layers[name], rank=None, reason=why) for name, why in unseen.items()}
+    plan = replace(plan, layers={**plan.layers, **stay})
     units = tuple(unit for unit in budget.units if known[unit])
     whole = operations(model, example) if "flops" in units else None
     return plan, Prices(units, measured or NOTHING, whole)

@@ -57,7 +57,7 @@ def fit_budget(
         raise ConfigError(
             "a configuration cannot say which channels go: make_plan(model, stats, budget) gives the plan"
         )
-    check_reachable(model, budget)
+    check_reachable(model, budget, stats=stats)
     budget, taps, untold = _settled(model, stats, budget)
     graph = graph or _graph(model, stats.example, budget)[0]
     measured = measured or _measured(model, stats.example, budget)
@@ -80,7 +80,7 @@ def plan_within(
 
     ``taps`` is what they read along :func:`pcn.planner.tap_shares.tap_directions`, where that was looked at already.
     """
-    check_reachable(model, budget)
+    check_reachable(model, budget, stats=stats)
     budget, taps, untold = _settled(model, stats, budget, taps)
     example = _as_example(model, stats.example if example is None else example)
     graph, untraced = (graph, UNCALLED) if graph is not None else _graph(model, example, budget)

@@ -38,7 +38,7 @@ def rank_layers(
         weight = module.weight
         layer = _describe(name, module, tied=id(weight) in counted)
         counted.add(id(weight))
-        reason = _excluded(name, config) or reason or _unmeasured(name, stats) or _directly_read(name, read)
+        reason = _excluded(name, config) or reason or unmeasured(name, stats) or _directly_read(name, read)
         layers[name] = _with_rank(layer, stats, config, reason)
     return layers, left_alone
 
@@ -79,7 +79,8 @@ def _describe(name: str, module: nn.Module, *, tied: bool) -> LayerPlan:
     )
 
 
-def _unmeasured(name: str, stats: Statistics | None) -> str | None:
+def unmeasured(name: str, stats: Statistics | None) -> str | None:
+    """Why statistics do not cover a layer; None where they do, or where there are none."""
     if stats is None or name in stats.layers:
         return None
     return stats.left_alone.get(name, "the statistics do not cover it")
