@@ -1,14 +1,15 @@
 """A wide dense network on CIFAR-10: what whole runs take of it, of its PCN within a budget, and of the alternatives.
 
-    python benchmarks/wide_dense.py --data DIR              # the grid, then five seeds: an hour on two cores
+    python benchmarks/wide_dense.py --data DIR              # the grid, then five seeds: 80 minutes on two cores
     python benchmarks/wide_dense.py --data DIR --seeds --shared     # the grid alone, beside other work
     python benchmarks/wide_dense.py --table
 
 Three hidden layers of 1,024 with ReLU read the pixels; Adam, cosine, 12 epochs. The PCN switches after epoch 1 and then
-trains a tenth of the parameters. Beside it stand the same budget along random directions; the same before any training;
-and networks that train as many numbers, or store and multiply as many as the PCN with its bases: narrower ones from
-scratch, and the wide one with its weights factorised by SVD after epoch 1, all but the last layer's, to the same share
-of the full rank. Each has the best of the learning rates, by the validation split of a seed of its own. Final runs have
+trains a tenth of the parameters. Beside it stand the same budget with coordinates that are not sized for Adam, along
+random directions, and before any training; the wide network in principal coordinates, none left out, from the start; and
+networks that train as many numbers, or store and multiply as many as the PCN with its bases: narrower ones from scratch,
+and the wide one with its weights factorised by SVD after epoch 1, all but the last layer's, to the same share of the
+full rank. Each has the best of the learning rates, by the validation split of a seed of its own. Final runs have
 the machine to themselves, one after another, and nothing is compiled. Results: benchmarks/results/wide_dense.json
 """
 
@@ -42,11 +43,13 @@ WIDTH, PIXELS, CLASSES = 1024, 3 * 32 * 32, 10
 SHARE = 0.1  # of the parameters, that the PCN trains
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 GRID_SEED = 100
-PARENT, PCN, RANDOM, AT_ONCE = "wide", "PCN within a budget", "PCN, random directions", "PCN, before any training"
+PARENT, ROTATED = "wide", "wide, in principal coordinates"
+PCN, UNSIZED = "PCN within a budget", "PCN, not sized for Adam"
+RANDOM, AT_ONCE = "PCN, random directions", "PCN, before any training"
 NARROW, NARROW_STORED = "narrow, as many trained", "narrow, as many stored"
 LOW_RANK, LOW_RANK_STORED = "low rank by SVD, as many trained", "low rank by SVD, as many stored"
 AS_STORED = (NARROW_STORED, LOW_RANK_STORED)  # as large as the PCN of their seed, which therefore comes first
-NETWORKS = (PARENT, PCN, RANDOM, AT_ONCE, NARROW, NARROW_STORED, LOW_RANK, LOW_RANK_STORED)
+NETWORKS = (PARENT, ROTATED, PCN, UNSIZED, RANDOM, AT_ONCE, NARROW, NARROW_STORED, LOW_RANK, LOW_RANK_STORED)
 KEPT = (
     *(
         "network",
@@ -115,11 +118,22 @@ def job(name: str, seed: int, rate: float, data: Path, stored: int | None = None
 
 def switching(name: str) -> dict[str, Any]:
     """What the settings say of the switch."""
-    if name in (PARENT, NARROW, NARROW_STORED):
-        return {}
-    budget: dict[str, Any] = {} if name in (LOW_RANK, LOW_RANK_STORED) else {"params": SHARE}
-    basis = {"basis": "random"} if name == RANDOM else {}
-    return {"switch_at": str(0 if name == AT_ONCE else SWITCH), **budget, **basis}
+    after, before = {"switch_at": str(SWITCH)}, {"switch_at": "0"}
+    budget = {**after, "params": SHARE}
+    match name:
+        case "wide, in principal coordinates":
+            return {**before, "rank": "1.0", "skip_larger": False}
+        case "PCN within a budget":
+            return budget
+        case "PCN, not sized for Adam":
+            return {**budget, "sized_for": "sgd"}
+        case "PCN, random directions":
+            return {**budget, "basis": "random"}
+        case "PCN, before any training":
+            return {**budget, **before}
+        case "low rank by SVD, as many trained" | "low rank by SVD, as many stored":
+            return after  # it has a switch of its own
+    return {}
 
 
 def trainer_of(name: str, limit: int) -> Callable[..., Trainer]:
