@@ -1,0 +1,170 @@
+"""What coordinates that are sized for Adam are worth: digits at three rates, and a small GPT-2 that reads bytes.
+
+    python experiments/sized_for_adam.py                        # digits: five seeds, five minutes on one core
+    python experiments/sized_for_adam.py --text FILE            # and the language model, on the first 4 MB of a file
+    python experiments/sized_for_adam.py --table
+
+On digits Adam with a cosine schedule trains the demo's network for 20 epochs; after the third the budget leaves a
+quarter or a tenth of its parameters. Of the GPT-2 of two layers, which AdamW trains for 900 steps, it leaves two fifths
+or a fifth after 150. Each run is made with coordinates that are sized for SGD's steps, which are PCA's own, and for
+Adam's; the parents stand beside them. What is kept is the validation split's accuracy, or loss in nats per byte.
+Results: experiments/results/sized_for_adam.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pcn
+from pcn.config import STEPPERS
+from pcn.training import Settings
+from records import RESULTS, Record, Records, commit
+from runs import Job, run_jobs
+
+RATES, SHARES = (3e-4, 1e-3, 3e-3), (0.25, 0.1)
+TEXT_RATES, TEXT_SHARES = (1e-3,), (0.4, 0.2)
+STEPS, SWITCH, BATCH, LENGTH = 900, 150, 16, 64
+TRAINED, HELD_OUT = 3_800_000, 200_000  # bytes
+PARENT = "parent"
+KEPT = ("network", "seed", "learning_rate", "share", "trainable_params", "validation_accuracy", "commit")
+
+Arm = tuple[str, float, float | None]  # by whose steps coordinates are sized, or "parent"; the rate; the budget
+
+
+def arms(rates: Sequence[float], shares: Sequence[float]) -> list[Arm]:
+    """The parent at each rate, and its networks within each budget."""
+    sized = [(stepper, rate, share) for rate, share, stepper in product(rates, shares, STEPPERS)]
+    return [*((PARENT, rate, None) for rate in rates), *sized]
+
+
+def digits(arm: Arm, seed: int) -> Job:
+    stepper, rate, share = arm
+    switched = {} if share is None else {"switch_at": "3", "params": share, "sized_for": stepper}
+    recipe: dict[str, Any] = {"optimizer": "adam", "learning_rate": rate, "schedule": "cosine", "epochs": 20}
+
+    def kept(record: Record) -> Record:
+        known = {**record, "learning_rate": rate, "share": share}
+        return {name: known[name] for name in KEPT}
+
+    return Job(f"digits, {stepper}", Settings(seed=seed, measure_every=0, **recipe, **switched), summary=kept)
+
+
+def text(arm: Arm, seed: int, data: Tensor) -> Record:
+    """Train the language model; the loss that it ends with on what it has not seen."""
+    stepper, rate, share = arm
+    torch.manual_seed(seed)
+    drawn = torch.Generator().manual_seed(seed)
+    model = language_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=STEPS, pct_start=0.05)
+    for step in range(STEPS):
+        if step == SWITCH and share is not None:
+            batches = [{"input_ids": pieces(data[:TRAINED], drawn)} for _ in range(16)]
+            budget = pcn.Budget(params=share, config=pcn.PCNConfig(sized_for=stepper))  # type: ignore[arg-type]
+            pcn.compress_(model, batches, budget, optimizer=optimizer)
+        read = pieces(data[:TRAINED], drawn)
+        optimizer.zero_grad()
+        model(input_ids=read, labels=read).loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    model.eval()
+    unseen = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        read = [pieces(data[TRAINED:], unseen) for _ in range(60)]
+        losses = [float(model(input_ids=each, labels=each).loss) for each in read]
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    found = {"seed": seed, "learning_rate": rate, "share": share, "trainable_params": trained}
+    return {"network": f"text, {stepper}", **found, "validation_loss": statistics.fmean(losses), "commit": commit()}
+
+
+def language_model() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 192, "n_layer": 2, "n_head": 4}
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **off, bos_token_id=None, eos_token_id=None))
+
+
+def pieces(data: Tensor, drawn: torch.Generator) -> Tensor:
+    """A batch of places of the text, one after another in each row."""
+    starts = torch.randint(0, len(data) - LENGTH, (BATCH, 1), generator=drawn)
+    return data[starts + torch.arange(LENGTH)].long()
+
+
+def read_bytes(path: Path) -> Tensor:
+    with path.open("rb") as file:
+        found = file.read(TRAINED + HELD_OUT)
+    if len(found) < TRAINED + HELD_OUT:
+        raise SystemExit(f"{path} has {len(found):,} bytes: give a text of at least {TRAINED + HELD_OUT:,}")
+    return torch.frombuffer(bytearray(found), dtype=torch.uint8)
+
+
+def table(records: Sequence[Record]) -> str:
+    """Each row by rate and budget: the parent's mean, both sizes', and their difference seed by seed."""
+    held = {
+        (r["network"], r["learning_rate"], r["share"], r["seed"]): r.get(
+            "validation_accuracy", r.get("validation_loss")
+        )
+        for r in records
+    }
+    lines = [
+        "| task | rate | parameters | the wide network | sized for SGD | sized for Adam | difference, seed by seed |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    tasks = ("digits", RATES, SHARES, 2), ("text", TEXT_RATES, TEXT_SHARES, 3)
+    for task, rates, shares, places in tasks:
+        for rate, share in product(rates, shares):
+            seeds = sorted({seed for *key, seed in held if key == [f"{task}, adam", rate, share]})
+            if not seeds:
+                continue
+            wide, sgd, adam = (
+                [held[f"{task}, {network}", rate, budget, seed] for seed in seeds]
+                for network, budget in ((PARENT, None), ("sgd", share), ("adam", share))
+            )
+            means = " | ".join(f"{statistics.fmean(each):.{places}f}" for each in (wide, sgd, adam))
+            apart = ", ".join(f"{after - before:+.{places}f}" for before, after in zip(sgd, adam, strict=True))
+            lines.append(f"| {task} | {rate:g} | {share:.0%} | {means} | {apart} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    options = arguments().parse_args()
+    records = Records(options.results)
+    if options.table:
+        print(table(records.records))
+        return
+
+    def missing(task: str, arm: Arm, seed: int) -> bool:
+        stepper, rate, share = arm
+        return not records.has(network=f"{task}, {stepper}", learning_rate=rate, share=share, seed=seed)
+
+    each = product(options.seeds, arms(RATES, SHARES))
+    run_jobs([digits(arm, seed) for seed, arm in each if missing("digits", arm, seed)], records, options)
+    if options.text is not None:
+        data = read_bytes(options.text)
+        for seed, arm in product(options.seeds[:3], arms(TEXT_RATES, TEXT_SHARES)):
+            if missing("text", arm, seed):
+                records.add(text(arm, seed, data))
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, help="a text of 4 MB or more; the first three seeds are run on it")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)), metavar="SEED")
+    parser.add_argument("--table", action="store_true", help="print what is there")
+    parser.add_argument("--results", type=Path, default=RESULTS / "sized_for_adam.json")
+    parser.set_defaults(together=1, time_limit=float("inf"), shared=True)
+    return parser
+
+
+if __name__ == "__main__":
+    main()
