@@ -6,10 +6,10 @@
 
 Three hidden layers of 1,024 with ReLU read the pixels; Adam, cosine, 12 epochs. The PCN switches after epoch 1 and then
 trains a tenth of the parameters. Beside it stand the same budget with coordinates that are not sized for Adam, along
-random directions, and before any training; the wide network in principal coordinates, none left out, from the start; and
-networks that train as many numbers, or store and multiply as many as the PCN with its bases: narrower ones from scratch,
-and the wide one with its weights factorised by SVD after epoch 1, all but the last layer's, to the same share of the
-full rank. Each has the best of the learning rates, by the validation split of a seed of its own. Final runs have
+random directions, and before any training; the wide network in principal coordinates, none left out, from the start;
+and networks that train as many numbers, or store and multiply as many as the PCN with its bases: narrower ones from
+scratch, and the wide one with its weights factorised by SVD after epoch 1, all but the last layer's, to the same share
+of the full rank. Each has the best of the learning rates, by the validation split of a seed of its own. Final runs have
 the machine to themselves, one after another, and nothing is compiled. Results: benchmarks/results/wide_dense.json
 """
 

@@ -5,8 +5,8 @@
 
 Three hidden layers of 512 with ReLU, Adam, the switch after epoch 1 of 8. For each share of the parameters and each
 seed: ranks by response, evenly, hedged between the two, the same with a classifier that stays as it is, the same before
-any training, and a network of fewer units that has as many parameters, from scratch. What is kept is the accuracy on
-the validation split. Results: experiments/results/mnist_worths.json
+any training, the same with coordinates that are sized for Adam, and a network of fewer units that has as many
+parameters, from scratch. What is kept is the accuracy on the validation split. Results: experiments/results/mnist_worths.json
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from runs import Job, add_run_arguments, run_jobs
 EPOCHS, SWITCH = 8, 1
 WIDTH, PIXELS, CLASSES = 512, 784, 10
 SHARES = (0.1, 0.05, 0.03)
+UNSIZED = {"sized_for": "sgd"}  # PCA's own coordinates, as large as they are
 ARMS: dict[str, dict[str, Any]] = {
-    "response": {"worth": "response"},
-    "evenly": {"worth": "evenly"},
-    "hedged": {"worth": "hedged"},
-    "hedged, last layer whole": {"worth": "hedged", "exclude": ("7",)},
-    "hedged, before any training": {"worth": "hedged", "switch_at": "0"},
+    "response": {"worth": "response", **UNSIZED},
+    "evenly": {"worth": "evenly", **UNSIZED},
+    "hedged": {"worth": "hedged", **UNSIZED},
+    "hedged, last layer whole": {"worth": "hedged", "exclude": ("7",), **UNSIZED},
+    "hedged, before any training": {"worth": "hedged", "switch_at": "0", **UNSIZED},
+    "hedged, sized for Adam": {"worth": "hedged"},
 }
 KEPT = (
     "network",

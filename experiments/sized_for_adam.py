@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import pcn
 from pcn.config import STEPPERS
 from pcn.training import Settings
-from records import RESULTS, Record, Records, commit
+from records import RESULTS, Record, Records, commit_at_start
 from runs import Job, run_jobs
 
 RATES, SHARES = (3e-4, 1e-3, 3e-3), (0.25, 0.1)
@@ -83,7 +83,12 @@ def text(arm: Arm, seed: int, data: Tensor) -> Record:
         losses = [float(model(input_ids=each, labels=each).loss) for each in read]
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     found = {"seed": seed, "learning_rate": rate, "share": share, "trainable_params": trained}
-    return {"network": f"text, {stepper}", **found, "validation_loss": statistics.fmean(losses), "commit": commit()}
+    return {
+        "network": f"text, {stepper}",
+        **found,
+        "validation_loss": statistics.fmean(losses),
+        "commit": commit_at_start(),
+    }
 
 
 def language_model() -> nn.Module:
@@ -110,12 +115,8 @@ def read_bytes(path: Path) -> Tensor:
 
 def table(records: Sequence[Record]) -> str:
     """Each row by rate and budget: the parent's mean, both sizes', and their difference seed by seed."""
-    held = {
-        (r["network"], r["learning_rate"], r["share"], r["seed"]): r.get(
-            "validation_accuracy", r.get("validation_loss")
-        )
-        for r in records
-    }
+    key = ("network", "learning_rate", "share", "seed")
+    held = {tuple(r[name] for name in key): r.get("validation_accuracy", r.get("validation_loss")) for r in records}
     lines = [
         "| task | rate | parameters | the wide network | sized for SGD | sized for Adam | difference, seed by seed |",
         "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
