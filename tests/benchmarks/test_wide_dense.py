@@ -32,7 +32,7 @@ def test_every_run_is_there_once_at_the_rate_of_the_grid_and_meets_its_size() ->
         if record["network"] in wide_dense.AS_STORED:
             (pcn,) = (r for r in final if (r["network"], r["seed"]) == (wide_dense.PCN, record["seed"]))
             assert 0.98 * pcn["total_params"] < record["total_params"] <= pcn["total_params"]
-        elif record["network"] not in (wide_dense.PARENT, wide_dense.ROTATED):
+        elif record["network"] != wide_dense.PARENT:
             assert 0.98 * share < record["trainable_params"] <= share
 
 
@@ -57,7 +57,7 @@ def test_the_grid_comes_first_and_what_is_there_is_not_run_again(
         data=write_cifar10(tmp_path / "data"), time_limit=float("inf"), together=1, shared=False
     )
     wide_dense.do(records, [0], options)
-    networks, grid = len(wide_dense.NETWORKS), len(wide_dense.NETWORKS) * len(wide_dense.RATES)
+    networks, grid = len(wide_dense.NETWORKS), len(wide_dense.IN_THE_GRID) * len(wide_dense.RATES)
     seeds = [record["seed"] for record in records.records]
     assert seeds == [wide_dense.GRID_SEED] * grid + [0] * networks
     assert [record["test_accuracy"] is None for record in records.records] == [True] * grid + [False] * networks
