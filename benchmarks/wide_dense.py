@@ -5,7 +5,7 @@
     python benchmarks/wide_dense.py --table
 
 Three hidden layers of 1,024 with ReLU read the pixels; Adam, cosine, 12 epochs. The PCN switches after epoch 1 and then
-trains a tenth of the parameters. Beside it stand the same budget with coordinates that are not sized for Adam, along
+trains a tenth of the parameters. Beside it stand the same budget with coordinates that are not sized for Adam; that along
 random directions, and before any training; and networks that train as many numbers, or store and multiply as many as
 the PCN with its bases: narrower ones from scratch, and the wide one with its weights factorised by SVD after epoch 1,
 all but the last layer's, to the same share of the full rank. The wide network in principal coordinates, none left out,
@@ -46,7 +46,8 @@ RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 GRID_SEED = 100
 PARENT, ROTATED = "wide", "wide, in principal coordinates"
 PCN, UNSIZED = "PCN within a budget", "PCN, not sized for Adam"
-RANDOM, AT_ONCE = "PCN, random directions", "PCN, before any training"
+RANDOM = "PCN, random directions, not sized for Adam"
+AT_ONCE = "PCN, before any training, not sized for Adam"
 NARROW, NARROW_STORED = "narrow, as many trained", "narrow, as many stored"
 LOW_RANK, LOW_RANK_STORED = "low rank by SVD, as many trained", "low rank by SVD, as many stored"
 AS_STORED = (NARROW_STORED, LOW_RANK_STORED)  # as large as the PCN of their seed, which therefore comes first
@@ -121,18 +122,18 @@ def job(name: str, seed: int, rate: float, data: Path, stored: int | None = None
 def switching(name: str) -> dict[str, Any]:
     """What the settings say of the switch."""
     after, before = {"switch_at": str(SWITCH)}, {"switch_at": "0"}
-    budget = {**after, "params": SHARE}
+    budget, unsized = {**after, "params": SHARE}, {"sized_for": "sgd"}
     match name:
         case "wide, in principal coordinates":
             return {**before, "rank": "1.0", "skip_larger": False}
         case "PCN within a budget":
             return budget
         case "PCN, not sized for Adam":
-            return {**budget, "sized_for": "sgd"}
-        case "PCN, random directions":
-            return {**budget, "basis": "random"}
-        case "PCN, before any training":
-            return {**budget, **before}
+            return {**budget, **unsized}
+        case "PCN, random directions, not sized for Adam":
+            return {**budget, **unsized, "basis": "random"}
+        case "PCN, before any training, not sized for Adam":
+            return {**budget, **unsized, **before}
         case "low rank by SVD, as many trained" | "low rank by SVD, as many stored":
             return after  # it has a switch of its own
     return {}

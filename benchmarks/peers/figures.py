@@ -27,9 +27,9 @@ AXES = {
 }
 COLOURS = (
     *("#333333", "#0072b2", "#56b4e9", "#cc79a7", "#e69f00", "#d55e00", "#f0b088", "#009e73", "#7fcfb6", "#888888"),
-    *("#8c510a", "#b2182b", "#542788"),
+    *("#8c510a", "#b2182b", "#542788", "#b8860b"),
 )
-MARKS = "osv^DPXhd*p<>"
+MARKS = "osv^DPXhd*p<>8"
 
 
 def draw(results: Results, out: Path = FIGURES) -> Iterator[str]:

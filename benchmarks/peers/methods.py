@@ -21,6 +21,7 @@ from peers.switches import PeerSwitch
 NEEDS_PLAN = ("narrow-planned", "pcn-from-scratch")
 SWITCHED_BY_US = (
     *("pcn-paper", "pcn-planner", "pcn-planner-random-basis", "pcn-planner-four-patterns", "pcn-planner-every-tap"),
+    "pcn-planner-sized",
 )
 SWITCHES: dict[str, type[PeerSwitch]] = {
     "svd-quarter": QuarterRank,
@@ -77,6 +78,8 @@ def changes(run: Run, base: Settings, plans: Path) -> dict[str, Any]:
             return {**switched, **parent.paper[target], "carry_state": False}
         case "pcn-planner":
             return {**switched, "params": target, **parent.planner}
+        case "pcn-planner-sized":
+            return {**switched, "params": target, **parent.planner, "sized_for": "adam"}
         case "pcn-planner-at-once":
             return {"switch_at": "0", "params": target, **parent.planner}
         case "pcn-planner-four-patterns":

@@ -22,14 +22,15 @@ METHODS = (
     "pcn-planner-four-patterns",  # the same share of every layer, each direction in four patterns of taps
     "pcn-planner-every-tap",  # by the response, and every tap of a kernel is trained, in fewer directions
     "pcn-planner-at-once",  # the same budget before any training: shows what training the wide network first is worth
+    "pcn-planner-sized",  # with coordinates that are sized for Adam, which budgets do by themselves since
 )
 MAIN = ("parent", "narrow", "pcn-planner", "pcn-paper")
 ARCHITECTURE = ("narrow-planned", "pcn-from-scratch")  # would show a gain that is mere search of an architecture
 FOUR_PATTERNS, EVERY_TAP = ("pcn-planner-four-patterns",), ("pcn-planner-every-tap",)
 FORMER = FOUR_PATTERNS + EVERY_TAP  # what the planner was before, on WideResNet-20, the latest first
-AT_ONCE = ("pcn-planner-at-once",)
-REST = tuple(method for method in METHODS if method not in MAIN + ARCHITECTURE + FORMER + AT_ONCE)
-CONV4 = tuple(method for method in METHODS if method not in FORMER + AT_ONCE)
+AT_ONCE, SIZED = ("pcn-planner-at-once",), ("pcn-planner-sized",)
+REST = tuple(method for method in METHODS if method not in MAIN + ARCHITECTURE + FORMER + AT_ONCE + SIZED)
+CONV4 = tuple(method for method in METHODS if method not in FORMER + AT_ONCE + SIZED)
 SMALL = tuple(method for method in MAIN if method != "parent")  # the parent is the same for every size
 FIRST_SEED = 10  # of final runs: our method was chosen by trials on seeds 0 to 4, and the grids by runs on seed 0
 
@@ -74,6 +75,7 @@ PIECES = (
     Piece("conv4", 101_810, 20, CONV4, 5),
     Piece("wide_resnet20", 473_802, 60, ARCHITECTURE, 5),
     Piece("wide_resnet20", 473_802, 60, REST, 3),
+    Piece("conv4", 101_810, 20, SIZED, 5),
     Piece("conv4", 101_810, 20, AT_ONCE, 5),
     Piece("wide_resnet20", 1_094_154, 60, AT_ONCE, 3),
 )

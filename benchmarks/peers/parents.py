@@ -73,7 +73,7 @@ PARENTS: dict[str, Parent] = {
         paper={101_810: {"pcn": "conv4-pcn"}},
         usual=Point(1e-3, 0.0),
         grid=_around((5e-4, 1e-3, 2e-3), (0.0, 1e-4)),
-        planner={"worth": "response", "patterns": True, "drop_channels": True},
+        planner={"worth": "response", "patterns": True, "drop_channels": True, "sized_for": "sgd"},
         compiled=False,  # twenty epochs so short that compiling costs more than it brings
     ),
 }

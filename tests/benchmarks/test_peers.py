@@ -26,7 +26,7 @@ TARGET = 120_000  # the size of the tiny parent's PCNs
 METHODS = (
     *("parent", "narrow", "narrow-planned", "pcn-from-scratch", "pcn-paper", "pcn-planner"),
     *("pcn-planner-random-basis", "svd-quarter", "svd-stable-rank", "torch-pruning"),
-    *("pcn-planner-four-patterns", "pcn-planner-every-tap", "pcn-planner-at-once"),
+    *("pcn-planner-four-patterns", "pcn-planner-every-tap", "pcn-planner-at-once", "pcn-planner-sized"),
 )
 FIELDS = (
     *("method", "parent", "seed", "epochs", "trainable_params", "total_params", "flops_per_sample", "test_accuracy"),
@@ -798,14 +798,14 @@ def test_the_order_has_every_run_that_is_asked_for_once() -> None:
             assert seeds(method, target, 60) == (5 if METHODS.index(method) < 6 else 3)
     assert seeds("parent", 1_094_154, 60) == 5
     assert [seeds(method, 1_094_154, 182) for method in ("parent", "narrow", "pcn-planner")] == [3, 3, 3]
-    assert [seeds(method, 101_810, 20) for method in METHODS] == [5] * 10 + [0, 0, 5]
-    for method, short, long in zip(METHODS[10:], (5, 5, 3), (3, 0, 0), strict=True):
+    assert [seeds(method, 101_810, 20) for method in METHODS] == [5] * 10 + [0, 0, 5, 5]
+    for method, short, long in zip(METHODS[10:], (5, 5, 3, 0), (3, 0, 0, 0), strict=True):
         assert [seeds(method, target, 60) for target in (1_094_154, 473_802)] == [short, 0]
         assert [seeds(method, target, 182) for target in (1_094_154, 473_802)] == [long, long]
     first = [run.method for run in final[:20]]
     assert set(first) == {"parent", "narrow", "pcn-planner", "pcn-paper"}
     assert {(run.target, run.epochs) for run in final[20:35]} == {(473_802, 182), (1_094_154, 182)}
-    asked = [run for run in final if run.method != "pcn-planner-at-once"]  # which came later, and is last
+    asked = [run for run in final if run.method not in METHODS[12:]]  # which came later, and are last
     assert final[: len(asked)] == asked
     conv4, last = (max(i for i, r in enumerate(asked) if r.target == size) for size in (101_810, 473_802))
     small = [i for i, r in enumerate(final) if (r.method, r.target) == ("svd-quarter", 473_802)]

@@ -33,7 +33,7 @@ def test_every_run_is_there_once_and_meets_its_size() -> None:
 
     records = json.loads((mnist_worths.RESULTS / "mnist_worths.json").read_text())["records"]
     keys = [(record["network"], record["seed"]) for record in records]
-    assert len(keys) == len({*keys}) == 3 * (1 + 5 * len(mnist_worths.SHARES))
+    assert len(keys) == len({*keys}) == 3 * (1 + len([*mnist_worths.ARMS, "narrow"]) * len(mnist_worths.SHARES))
     whole = mnist_worths.parameters(mnist_worths.WIDTH)
     for record in records:
         share = record["network"].rpartition(" ")[2]
