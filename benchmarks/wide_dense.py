@@ -5,13 +5,13 @@
     python benchmarks/wide_dense.py --table
 
 Three hidden layers of 1,024 with ReLU read the pixels; Adam, cosine, 12 epochs. The PCN switches after epoch 1 and then
-trains a tenth of the parameters. Beside it stand the same budget with coordinates that are not sized for Adam; that along
-random directions, and before any training; and networks that train as many numbers, or store and multiply as many as
-the PCN with its bases: narrower ones from scratch, and the wide one with its weights factorised by SVD after epoch 1,
-all but the last layer's, to the same share of the full rank. The wide network in principal coordinates, none left out,
-from the start, is in the grid alone: it takes twice as long as the wide one. Each has the best of the learning rates,
-by the validation split of a seed of its own. Final runs have the machine to themselves, one after another, and nothing
-is compiled. Results: benchmarks/results/wide_dense.json
+trains a tenth of the parameters. Beside it stand the same budget with coordinates that are not sized for Adam; that
+along random directions, and before any training; and networks that train as many numbers, or store and multiply as many
+as the PCN with its bases: narrower ones from scratch, and the wide one with its weights factorised by SVD after epoch
+1, all but the last layer's, to the same share of the full rank. The wide network in principal coordinates, none left
+out, from the start, is in the grid alone: it takes twice as long as the wide one. Each has the best of the learning
+rates, by the validation split of a seed of its own. Final runs have the machine to themselves, one after another, and
+nothing is compiled. Results: benchmarks/results/wide_dense.json
 """
 
 from __future__ import annotations
