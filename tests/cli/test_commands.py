@@ -372,7 +372,7 @@ def test_a_batch_of_one_sample_is_advised_about_in_flags(capsys: pytest.CaptureF
     said = refused(capsys, "plan", *model, "--random-inputs", "1,12", "--analysis-mode", "batch", "--rank", "4")
     assert said.endswith(f"{one}give --random-inputs a sample more or less, or --analysis-mode eval\n")
     said = refused(capsys, "plan", *model, *odd, "--memory-mib", "0.9", "--batch", "1")
-    assert said.endswith(f"the batch {one}give --batch 2 or more\n")
+    assert said.endswith(f"the batch in train mode {one}give --batch 2 or more\n")
     digits = (*model, "--model-options", "inputs=64", "--data", "digits", "--calibration-samples", "1")
     said = refused(capsys, "analyze", *digits, "--analysis-mode", "batch")
     assert said.endswith(f"{one}give --calibration-samples a sample more or less, or --analysis-mode eval\n")

@@ -44,7 +44,7 @@ def advising_samples(arguments: argparse.Namespace) -> Iterator[None]:
         batch, found, advice = str(error).partition(ONE_SAMPLE)
         if not found:
             raise
-        several = "give --batch 2 or more" if batch == "the batch" else _another_number(arguments)
+        several = "give --batch 2 or more" if batch.startswith("the batch") else _another_number(arguments)
         or_else = ", or --analysis-mode eval" if "eval" in advice else ""
         raise StatisticsError(batch + ONE_SAMPLE + several + or_else) from error
 
