@@ -56,9 +56,10 @@ def _patterned(plan: Plan, layer: LayerPlan, basis: Basis, moments: Tensor, weig
     relative = found.variances.flatten() / of_tap
     scale = basis.scale
     if scale is not None:  # by what every tap of a direction would read, and what its patterns do
-        of_directions = basis.variances.to(relative)
+        of_directions = basis.variances.to(relative).clamp_min(0)
         read = relative.view(layer.groups, -1) * of_directions[of_direction].view(layer.groups, -1)
-        scale = scale * directions.size_for_adam(read.clamp_min(0).sqrt(), layer.taps * of_directions.sqrt())
+        by_taps = directions.size_for_adam(read.clamp_min(0).sqrt(), layer.taps * of_directions.sqrt())
+        scale = scale.to(relative) * by_taps
     shape = (-1, *layer.kernel)
     return replace(
         basis,

@@ -83,7 +83,9 @@ def carry_projected(
     """
     mean, basis, outputs, groups = layer.mean, layer.basis, layer.output_basis, layer.groups
     patterns, spread = layer.tap_patterns, known.pattern_variances
-    variances = known.variances if known.scale is None else known.variances * known.scale.unsqueeze(1) ** 2
+    variances = known.variances
+    if known.scale is not None:
+        variances = variances * known.scale.to(variances).unsqueeze(1) ** 2
 
     def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
         value = value.transpose(0, 1) if transposed else value
