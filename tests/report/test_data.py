@@ -284,6 +284,15 @@ def test_ranks_in_place_of_a_budget_are_preconditioned_as_it_did() -> None:
     assert said(*normed[:3]) is None
 
 
+@pytest.mark.parametrize(("optimizer", "said"), [("adam", "adam"), ("sgd", None), (None, None)])
+def test_ranks_in_place_of_a_budget_have_coordinates_of_its_size(optimizer: str | None, said: str | None) -> None:
+    model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64))
+    stats = pcn.analyze(model, [torch.randn(256, 12)])
+    plan = pcn.make_plan(model, stats, pcn.Budget(params=0.5, optimizer=optimizer))
+    assert plan.transformed
+    assert of(stats, plan)["config"]["how"].get("sized_for") == said
+
+
 @pytest.mark.parametrize(("powers", "said"), [((1.0, 1.0), 1.0), ((1.0, 0.0), None)])
 def test_a_run_within_a_budget_hands_its_preconditioning_on(
     switched: Path, tmp_path: Path, powers: tuple[float, ...], said: float | None

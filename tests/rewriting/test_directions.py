@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pcn
-from pcn.config import BASES
+from pcn.config import BASES, STEPPERS
 from pcn.nn import PCModule
 from pcn.rewriting import directions
 from small import ConvNet, Mlp
@@ -28,11 +29,17 @@ def built(kind: str) -> tuple[nn.Module, Tensor]:
 
 
 @settings(max_examples=24, deadline=None)
-@given(st.sampled_from(sorted(KINDS)), st.sampled_from(BASES), st.sampled_from([0.0, 0.5, 1.0]))
-def test_full_rank_changes_nothing(kind: str, basis: str, precondition: float) -> None:
+@given(
+    st.sampled_from(sorted(KINDS)),
+    st.sampled_from(BASES),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.sampled_from([None, *STEPPERS]),
+)
+def test_full_rank_changes_nothing(kind: str, basis: str, precondition: float, sized_for: Any) -> None:
     model, x = built(kind)
     expected = model(x)
-    config = pcn.PCNConfig(rank=1.0, basis=basis, precondition=precondition, skip_larger=False)
+    how = {"basis": basis, "precondition": precondition, "sized_for": sized_for}
+    config = pcn.PCNConfig(rank=1.0, skip_larger=False, **how)
     plan = pcn.compress_(model, [x], config)
     assert len(plan.transformed) == len(plan.layers)
     torch.testing.assert_close(model(x), expected, rtol=1e-8, atol=1e-8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -73,9 +74,10 @@ def gather(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Callable[
         optimizer.step()
 
 
+@pytest.mark.parametrize("sized_for", ["sgd", "adam"])
 @pytest.mark.parametrize("mean", [0.0, 3.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_what_adam_would_have_gathered_in_the_new_coordinates(kind: str, mean: float) -> None:
+def test_it_is_what_adam_would_have_gathered_in_the_new_coordinates(kind: str, mean: float, sized_for: Any) -> None:
     """Adam that stands still goes over the same numbers before and after: U∘U is wrong a hundredfold here."""
     torch.manual_seed(0)
     model, name = network(kind)
@@ -86,7 +88,7 @@ def test_it_is_what_adam_would_have_gathered_in_the_new_coordinates(kind: str, m
 
     gather(model, optimizer, inputs)
     stats = pcn.analyze(model, [inputs(2000)])
-    only = pcn.PCNConfig(layers={name: pcn.LayerRule(rank=12)}, rank=None, skip_larger=False)
+    only = pcn.PCNConfig(layers={name: pcn.LayerRule(rank=12)}, rank=None, skip_larger=False, sized_for=sized_for)
     pcn.make_plan(model, stats, only).apply_(model, stats, optimizer=optimizer)
     weight = model.get_submodule(name).weight
     carried = optimizer.state[weight]["exp_avg_sq"].clone()

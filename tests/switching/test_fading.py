@@ -45,7 +45,9 @@ def step(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, {"basis": "response", "precondition": 0.5}, {"output_rank": 0.75}])
+@pytest.mark.parametrize(
+    "options", [{}, {"basis": "response", "precondition": 0.5, "sized_for": "adam"}, {"output_rank": 0.75}]
+)
 def test_the_cut_at_the_end_changes_nothing(kind: str, options: dict[str, Any]) -> None:
     model, x, optimizer = built(kind)
     switch = pcn.Switch(model, optimizer, pcn.PCNConfig(**CONFIG, **options), at=1, fade=4)
