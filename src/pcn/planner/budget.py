@@ -8,7 +8,7 @@ from pcn.config import USUAL_RANK, PCNConfig, Stepper, check_count, check_flags
 from pcn.errors import ConfigError
 from pcn.planner.hedged import Hedged
 from pcn.planner.limits import read_limit
-from pcn.planner.optimizer_state import ADAM, STATE, kind_of, steps_like_adam
+from pcn.planner.optimizer_state import OF_ADAM, STATE, kind_of, steps_like_adam
 from pcn.planner.response import Response
 from pcn.planner.units import MEASURED, UNITS
 from pcn.planner.values import Worth
@@ -131,7 +131,7 @@ class Budget:
     @property
     def sized_for(self) -> Stepper:
         """By whose steps coordinates are sized."""
-        return self.config.sized_for or ("adam" if self.optimizer in ADAM else "sgd")
+        return self.config.sized_for or ("adam" if self.optimizer in OF_ADAM else "sgd")
 
     def settled(self) -> Budget:
         """The budget with nothing left open.

@@ -9,7 +9,7 @@ from pcn.running.optimizers import Optimizers, as_optimizers
 
 STATE = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3}  # numbers beside each trained one, of the same kind
 ADAMS = (optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam)
-ADAM = ("adam", "amsgrad")
+OF_ADAM = ("adam", "amsgrad")
 DEFAULT = "momentum"
 
 

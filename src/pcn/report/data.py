@@ -134,8 +134,8 @@ def _as_chosen(config: PCNConfig, plan: Plan | None) -> PCNConfig:
 def _chosen(name: str, config: PCNConfig, plan: Plan | None) -> Any:
     asked = getattr(config, name)
     found = set() if plan is None else {getattr(layer, name) for layer in plan.transformed}
-    usual = getattr(LayerPlan("", "", 1, 1), name)
-    return found.pop() if asked is None and len(found) == 1 and usual not in found else asked
+    agreed = asked is None and len(found) == 1 and getattr(LayerPlan, name) not in found  # which is the class's default
+    return found.pop() if agreed else asked
 
 
 def _short(name: str) -> str:
