@@ -21,6 +21,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -85,12 +86,12 @@ def classifier(task: str, arm: Arm, seed: int, recipe: dict[str, Any]) -> Job:
     stepper, rate, share = arm
     switched = {} if share is None else {"switch_at": "3", "params": share, "sized_for": stepper}
     settings = Settings(seed=seed, learning_rate=rate, schedule="cosine", measure_every=0, **recipe, **switched)
+    return Job(f"{task}, {stepper}", settings, summary=partial(kept, rate, share))
 
-    def kept(record: Record) -> Record:
-        known = {**record, "learning_rate": rate, "share": share}
-        return {name: known[name] for name in KEPT}
 
-    return Job(f"{task}, {stepper}", settings, summary=kept)
+def kept(rate: float, share: float | None, record: Record) -> Record:
+    known = {**record, "learning_rate": rate, "share": share}
+    return {name: known[name] for name in KEPT}
 
 
 def text(arm: Arm, seed: int, data: Tensor) -> Record:
