@@ -67,7 +67,7 @@ def main() -> None:
         roles = ("parent", "pcn", *given.beside)
         how = given.forms, roles, given.stages, tuple(given.ways), tuple(given.tuned)
         setting = Setting(given.device, given.tiny, cache, *how)
-        run = Run(setting, given.out or RESULTS[given.device], given.seconds, given.turn)
+        run = Run(setting, given.out or RESULTS[given.device], given.seconds, given.turn, given.together)
         run.machine()
         networks = [TINY] if given.tiny else [NETWORKS[name] for name in given.only if name in NETWORKS]
         asked = [(network, batch) for network in networks for batch in given.batches or network.batches]
@@ -97,6 +97,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", choices=WAYS["parent"], default=("whole", "blocks"), help="of compiling")
     parser.add_argument("--batches", nargs="+", type=int, metavar="N", help="samples, in place of the usual numbers")
     parser.add_argument("--turn", type=float, default=LIMITS_S["turn"], help="seconds of a process for one turn")
+    parser.add_argument("--together", type=int, metavar="N", help="networks got ready side by side; by time otherwise")
     parser.add_argument("--stages", type=int, metavar="N", help="of the table of kernels, only the first")
     parser.add_argument("--cache", type=Path, help="folder that keeps compiled code and launches for the next run")
     parser.add_argument("--again", action="store_true", help="also what is in the results already")
@@ -110,7 +111,7 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        empty: Result = {"machine": {}, "records": [], "kernels": [], "forms": {}, "unfused": []}
+        empty: Result = {"machine": {}, "records": [], "kernels": [], "forms": {}, "unfused": [], "ways": []}
         self.held: Result = empty | (json.loads(path.read_text()) if path.exists() else {})
 
     def has(self, network: str, batch: int) -> bool:
@@ -132,8 +133,10 @@ class Results:
 class Run:
     """The processes one after another, until the time is up."""
 
-    def __init__(self, setting: Setting, out: Path, seconds: float, turn_s: float = LIMITS_S["turn"]) -> None:
-        self.setting, self.results, self.turn_s = setting, Results(out), turn_s
+    def __init__(
+        self, setting: Setting, out: Path, seconds: float, turn_s: float = LIMITS_S["turn"], together: int | None = None
+    ) -> None:
+        self.setting, self.results, self.turn_s, self.together = setting, Results(out), turn_s, together
         self.started = time.monotonic()
         self.deadline = self.started + seconds
         self.found: dict[tuple[str, str, int], Result] = {}
@@ -206,13 +209,23 @@ class Run:
         while left:
             jobs: dict[str, Job] = {}
             begun: list[tuple[Network, int]] = []
-            most = fit(self.deadline - time.monotonic()) if self.setting.cuda else 1  # whose cores are few
+            most = self._together()
             while left and (not begun or len(jobs | self._jobs(*left[0])) <= most):
                 begun.append(left.pop(0))
                 jobs |= self._jobs(*begun[-1])
-            self._round(jobs)
-            for network, batch in begun:
-                self._record(network, batch)
+            waiting = [(each, set(self._jobs(*each))) for each in begun]
+            for label in self._round(jobs):
+                for _, labels in waiting:
+                    labels.discard(label)
+                for each in [each for each, labels in waiting if not labels]:
+                    self._record(*each)
+                waiting = [(each, labels) for each, labels in waiting if labels]
+            for each, _ in waiting:
+                self._record(*each)
+
+    def _together(self) -> int:
+        """How many networks are got ready side by side; a CPU has few cores for that."""
+        return (self.together or fit(self.deadline - time.monotonic())) if self.setting.cuda else 1
 
     def _jobs(self, network: Network, batch: int) -> dict[str, Job]:
         """What is still to be timed for a record, by label."""
@@ -227,7 +240,8 @@ class Run:
         ways = [way for way in WAYS[role] if way in self.setting.ways] or list(WAYS[role][:1])
         return ways if network.has_blocks else ["whole" if way == "blocks" else way for way in ways]
 
-    def _round(self, jobs: dict[str, Job]) -> None:
+    def _round(self, jobs: dict[str, Job]) -> Iterator[str]:
+        """Yield each job's label when it has ended, well or not."""
         if self.deadline - time.monotonic() < 5.0:
             self._say(f"left out, the time is up: {'; '.join(jobs)}")
             return
@@ -236,15 +250,21 @@ class Run:
         for label, report in in_turns(measure_job, given, self.turn_s, self.deadline, KEPT_S):
             if "failed" in report:
                 self._say(report["failed"])
-                continue
-            self._say(f"{label}: {json.dumps(report)}")
-            job = jobs[label]
-            forms = report.pop("forms")
-            if forms:
-                self.results.held["forms"][f"{job.model} {job.batch}"] = forms
-            best = self.found.get(job.part)
-            if best is None or report["ms"] < best["ms"]:
-                self.found[job.part] = report
+            else:
+                self._say(f"{label}: {json.dumps(report)}")
+                self._keep(jobs[label], report)
+            yield label
+
+    def _keep(self, job: Job, report: Result) -> None:
+        forms = report.pop("forms")
+        if forms:
+            self.results.held["forms"][f"{job.model} {job.batch}"] = forms
+        if self.setting.cuda:
+            way = {"network": job.model, "role": job.role, "batch": job.batch, "way": job.way}
+            self.results.put("ways", tuple(way), way | {key: report[key] for key in ("ms", "energy_j", "compiled_s")})
+        best = self.found.get(job.part)
+        if best is None or report["ms"] < best["ms"]:
+            self.found[job.part] = report
 
     def _record(self, network: Network, batch: int) -> None:
         parts = {role: self.found.get(Job(network, role, batch, "").part, {}) for role in WAYS}

@@ -48,6 +48,19 @@ UNFUSED: list[Column] = [
     ("PCN without fusion, ms", _number("unfused_ms", 2)),
     ("PCN / parent", _number("ratio", 3)),
 ]
+WAYS = {
+    "whole": "as a whole, ms",
+    "blocks": "block by block, ms",
+    "combined": "small kernels put together, ms",
+    "tuned": "as a whole, its kernels tuned, ms",
+}
+ROLES = {
+    "parent": "",
+    "parent_our_bn": ", with our batch norm",
+    "narrow": ", half the width",
+    "pcn": "",
+    "pcn_unfused": ", without fusion",
+}
 KERNELS: list[Column] = [
     ("kernel", _text("kernel")),
     ("width → rank", lambda row: f"{row['width']} → {row['rank']}"),
@@ -70,9 +83,26 @@ def tables(path: Path = RESULTS) -> str:
         f"`benchmarks/step_time.py`, {machine['device']}, torch {machine['torch']}, a copy moves "
         f"{machine['copy_bytes_per_s'] / 1e12:.2f} TB/s:"
     )
-    kinds = (("records", RECORDS), ("unfused", UNFUSED), ("kernels", KERNELS))
-    parts = [table(columns, found[kind]) for kind, columns in kinds if found[kind]]
-    return "\n\n".join([head, *parts])
+    records, unfused, kernels = (
+        table(columns, found[kind]) if found[kind] else ""
+        for kind, columns in (("records", RECORDS), ("unfused", UNFUSED), ("kernels", KERNELS))
+    )
+    parts = (head, records, ways_table(found.get("ways", [])), unfused, kernels)
+    return "\n\n".join(part for part in parts if part)
+
+
+def ways_table(rows: list[Row]) -> str:
+    """Milliseconds by how the step is compiled, of what has been compiled with tuned launches too."""
+    held = {(row["network"], row["role"], row["batch"], row["way"]): row["ms"] for row in rows}
+    tried = list(dict.fromkeys(key[:3] for key in held if (*key[:3], "tuned") in held))
+    names = [way for way in WAYS if any((*each, way) in held for each in tried)]
+
+    def shown(network: str, role: str, batch: int) -> list[str]:
+        ms = (held.get((network, role, batch, way)) for way in names)
+        return [network + ROLES[role], str(batch), *("" if each is None else f"{each:.2f}" for each in ms)]
+
+    head = ["network", "batch", *(WAYS[way] for way in names)]
+    return markdown(head, (shown(*each) for each in tried)) if tried else ""
 
 
 def table(columns: list[Column], rows: list[Row]) -> str:

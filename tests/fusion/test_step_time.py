@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -154,3 +155,30 @@ def test_the_tables_in_the_documentation_are_those_of_the_results(step_time: Mod
         json.dumps({"machine": machine, "records": [], "unfused": [], "kernels": [row]})
     )
     assert "| k | 64 → 16 | 2,048 | 1.2 | 3 | 61 |  |  |" in tables(tmp_path / "some.json")
+
+
+def test_ways_to_compile_stand_beside_one_another_where_one_of_them_is_tuned(step_time: ModuleType) -> None:
+    from step_time_table import ways_table
+
+    row = {"network": "wide", "role": "narrow", "batch": 8, "way": "blocks", "ms": 1.25}
+    assert ways_table([row]) == ""
+    assert "| wide, half the width | 8 | 1.25 | 1.00 |" in ways_table([row, row | {"way": "tuned", "ms": 1.0}])
+
+
+def test_records_are_kept_as_soon_as_all_of_their_parts_are_there(
+    step_time: ModuleType, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.machine()
+    run.setting = replace(run.setting, roles=("parent", "pcn"))
+    monkeypatch.setattr(type(run), "_together", lambda self: 16)
+    report = {"way": "whole", "forms": {}, "compiled_s": 1.0, "ms": 2.0, "energy_j": None, "peak_mib": None}
+
+    def in_turns(work: Any, jobs: Any, *limits: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        for at, (label, _) in enumerate(jobs):
+            if at == 2:  # both parts of the first record have ended
+                assert [record["batch"] for record in run.results.held["records"]] == [8]
+            yield label, dict(report) if at < 3 else {"failed": "it ran out of memory"}
+
+    monkeypatch.setattr(step_time, "in_turns", in_turns)
+    run.time([(step_time.TINY, 8), (step_time.TINY, 16)])
+    assert [record["batch"] for record in run.results.held["records"]] == [8]  # the other one lacks a part
