@@ -194,6 +194,7 @@ def measure_job(connection: Any, setting: Setting, job: Job, bandwidth: float) -
     release()
     compiled_s = time.monotonic() - began
     turn.alone()
+    print(f"{job}: compiled in {compiled_s:.1f} s, is timed now", flush=True)
     torch.backends.cudnn.deterministic = False
     if setting.cuda:
         torch.backends.cudnn.benchmark = True  # as in training
