@@ -5,13 +5,15 @@
     python benchmarks/wide_dense.py --table
 
 Three hidden layers of 1,024 with ReLU read the pixels; Adam, cosine, 12 epochs. The PCN switches after epoch 1 and then
-trains a tenth of the parameters. Beside it stand the same budget with coordinates that are not sized for Adam; that
-along random directions, and before any training; and networks that train as many numbers, or store and multiply as many
-as the PCN with its bases: narrower ones from scratch, and the wide one with its weights factorised by SVD after epoch
-1, all but the last layer's, to the same share of the full rank. The wide network in principal coordinates, none left
-out, from the start, is in the grid alone: it takes twice as long as the wide one. Each has the best of the learning
-rates, by the validation split of a seed of its own. Final runs have the machine to themselves, one after another, and
-nothing is compiled. Results: benchmarks/results/wide_dense.json
+trains a tenth of the parameters. Beside it stand the same budget with coordinates that are not sized for Adam; both
+along random directions, and before any training; a network half as wide that becomes a PCN of that size; and networks
+that train as many numbers, or store and multiply as many as the PCN with its bases: narrower ones from scratch, and the
+wide one with its weights factorised by SVD after epoch 1, all but the last layer's, to the same share of the full rank.
+What the coordinates give by themselves is shown by a narrow network, and the wide one, that are rewritten in all of
+their principal coordinates; the wide one is in the grid alone, as it takes twice as long as the wide network. Each has
+the best of the learning rates, by the validation split of a seed of its own. Nothing is compiled. Runs whose seconds
+are kept have the machine to themselves, one after another; those of --shared have none, and the table leaves them out.
+Results: benchmarks/results/wide_dense.json
 """
 
 from __future__ import annotations
@@ -44,15 +46,21 @@ WIDTH, PIXELS, CLASSES = 1024, 3 * 32 * 32, 10
 SHARE = 0.1  # of the parameters, that the PCN trains
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 GRID_SEED = 100
-PARENT, ROTATED = "wide", "wide, in principal coordinates"
+PARENT = "wide"
 PCN, UNSIZED = "PCN within a budget", "PCN, not sized for Adam"
-RANDOM = "PCN, random directions, not sized for Adam"
-AT_ONCE = "PCN, before any training, not sized for Adam"
+RANDOM, RANDOM_UNSIZED = "PCN, random directions", "PCN, random directions, not sized for Adam"
+AT_ONCE, AT_ONCE_UNSIZED = "PCN, before any training", "PCN, before any training, not sized for Adam"
+HALF = "PCN of a network half as wide"
 NARROW, NARROW_STORED = "narrow, as many trained", "narrow, as many stored"
+NARROW_ROTATED = "narrow, as many trained, in sized principal coordinates"
 LOW_RANK, LOW_RANK_STORED = "low rank by SVD, as many trained", "low rank by SVD, as many stored"
+ROTATED, ROTATED_UNSIZED = "wide, in sized principal coordinates", "wide, in principal coordinates"
 AS_STORED = (NARROW_STORED, LOW_RANK_STORED)  # as large as the PCN of their seed, which therefore comes first
-NETWORKS = (PARENT, PCN, UNSIZED, RANDOM, AT_ONCE, NARROW, NARROW_STORED, LOW_RANK, LOW_RANK_STORED)
-IN_THE_GRID = (*NETWORKS, ROTATED)
+NETWORKS = (
+    *(PARENT, PCN, UNSIZED, RANDOM, RANDOM_UNSIZED, AT_ONCE, AT_ONCE_UNSIZED, HALF),
+    *(NARROW, NARROW_ROTATED, NARROW_STORED, LOW_RANK, LOW_RANK_STORED),
+)
+IN_THE_GRID = (*NETWORKS, ROTATED, ROTATED_UNSIZED)
 KEPT = (
     *(
         "network",
@@ -100,7 +108,8 @@ class DenseRank(QuarterRank):
 def job(name: str, seed: int, rate: float, data: Path, stored: int | None = None) -> Job:
     """A run; of a network that is as large as the PCN, ``stored`` is how many numbers that stores."""
     limit = int(SHARE * parameters(WIDTH)) if stored is None else stored
-    width = narrow_width(limit) if name in (NARROW, NARROW_STORED) else WIDTH
+    narrow = name in (NARROW, NARROW_STORED, NARROW_ROTATED)
+    width = narrow_width(limit) if narrow else WIDTH // 2 if name == HALF else WIDTH
     settings = Settings(
         model="wide_dense:network",
         model_options={"width": width},
@@ -120,23 +129,27 @@ def job(name: str, seed: int, rate: float, data: Path, stored: int | None = None
 
 
 def switching(name: str) -> dict[str, Any]:
-    """What the settings say of the switch."""
-    after, before = {"switch_at": str(SWITCH)}, {"switch_at": "0"}
-    budget, unsized = {**after, "params": SHARE}, {"sized_for": "sgd"}
-    match name:
-        case "wide, in principal coordinates":
-            return {**before, "rank": "1.0", "skip_larger": False}
-        case "PCN within a budget":
-            return budget
-        case "PCN, not sized for Adam":
-            return {**budget, **unsized}
-        case "PCN, random directions, not sized for Adam":
-            return {**budget, **unsized, "basis": "random"}
-        case "PCN, before any training, not sized for Adam":
-            return {**budget, **unsized, **before}
-        case "low rank by SVD, as many trained" | "low rank by SVD, as many stored":
-            return after  # it has a switch of its own
-    return {}
+    """What the settings say of the switch; that of low rank is one of its own."""
+    if name in (PARENT, NARROW, NARROW_STORED):
+        return {}
+    after, unsized = {"switch_at": str(SWITCH)}, {"sized_for": "sgd"}
+    before = {"switch_at": "0"}
+    budget = {"params": int(SHARE * parameters(WIDTH))}
+    rotated = {"rank": "1.0", "skip_larger": False}
+    return {
+        PCN: {**after, **budget},
+        UNSIZED: {**after, **budget, **unsized},
+        RANDOM: {**after, **budget, "basis": "random"},
+        RANDOM_UNSIZED: {**after, **budget, "basis": "random", **unsized},
+        AT_ONCE: {**before, **budget},
+        AT_ONCE_UNSIZED: {**before, **budget, **unsized},
+        HALF: {**after, **budget},
+        NARROW_ROTATED: {**after, **rotated, "sized_for": "adam"},
+        ROTATED: {**after, **rotated, "sized_for": "adam"},
+        ROTATED_UNSIZED: {**before, **rotated, **unsized},
+        LOW_RANK: after,
+        LOW_RANK_STORED: after,
+    }[name]
 
 
 def trainer_of(name: str, limit: int) -> Callable[..., Trainer]:
@@ -223,7 +236,8 @@ def table(records: Sequence[Record]) -> str:
             apart = [f"{run['test_accuracy'] - narrow[run['seed']]:+.2f}" for run in runs if run["seed"] in narrow]
             counts = [f"{mean(runs, key):,.0f}" for key in ("trainable_params", "total_params")]
             accuracy = f"{mean(runs, 'test_accuracy'):.2f}", "" if name == NARROW else ", ".join(apart)
-            times = f"{mean(runs, 'seconds'):.0f}", f"{mean(runs, 'epoch_seconds'):.2f}"
+            alone = [run for run in runs if run["seconds"] is not None]
+            times = (f"{mean(alone, 'seconds'):.0f}", f"{mean(alone, 'epoch_seconds'):.2f}") if alone else ("", "")
             flops, held = f"{mean(runs, 'flops_per_sample') / 1e6:.2f}", f"{mean(runs, 'training_bytes') / 1e6:.0f}"
             rows.append([name, f"{runs[0]['learning_rate']:g}", *counts, flops, *accuracy, *times, held])
     return markdown(head, rows)
