@@ -60,13 +60,14 @@ def test_the_grid_comes_first_and_what_is_there_is_not_run_again(
         data=write_cifar10(tmp_path / "data"), time_limit=float("inf"), together=1, shared=False
     )
     wide_dense.do(records, [0], options)
-    networks, grid = len(wide_dense.NETWORKS), len(wide_dense.IN_THE_GRID) * len(wide_dense.RATES)
+    rates, networks = len(wide_dense.RATES), len(wide_dense.NETWORKS)
+    grid, alone = networks * rates, len(wide_dense.GRID_ALONE) * rates
     seeds = [record["seed"] for record in records.records]
-    assert seeds == [wide_dense.GRID_SEED] * grid + [0] * networks
-    assert [record["test_accuracy"] is None for record in records.records] == [True] * grid + [False] * networks
+    assert seeds == [wide_dense.GRID_SEED] * grid + [0] * networks + [wide_dense.GRID_SEED] * alone
+    assert [record["test_accuracy"] is None for record in records.records] == [seed != 0 for seed in seeds]
     assert all(record["seconds"] > 0 for record in records.records)
     wide_dense.do(records, [0], options)
-    assert len(records.records) == grid + networks
+    assert len(records.records) == grid + networks + alone
     final = {record["network"]: record for record in wide_dense.finals(records.records)}
     pcn = final[wide_dense.PCN]
     assert pcn["trainable_params"] < pcn["total_params"]
