@@ -2,16 +2,17 @@
 
     python experiments/sized_for_adam.py                        # digits: five seeds, five minutes on one core
     python experiments/sized_for_adam.py --text FILE            # and the language model, on the first 4 MB of a file
-    python experiments/sized_for_adam.py --images DIR --together 6    # WideResNet-20 and a ViT, on a GPU under MPS
+    python experiments/sized_for_adam.py --images DIR --only ConvNet   # four convolutions, half an hour on two cores
+    python experiments/sized_for_adam.py --images DIR --together 6    # WideResNet-20 and a ViT too, on a GPU under MPS
     python experiments/sized_for_adam.py --table
 
 On digits Adam with a cosine schedule trains the demo's network for 20 epochs; after the third the budget leaves a
 quarter or a tenth of its parameters. Of the GPT-2 of two layers, which AdamW trains for 900 steps, it leaves two fifths
-or a fifth after 150. On CIFAR-10 AdamW trains WideResNet-20, whose norms are batch norms, and a ViT of six layers; the
-budget leaves a quarter, or two fifths, after the third epoch. Each run is made with coordinates that are sized for
-SGD's steps, which are PCA's own, and for Adam's; the parents stand beside them. What is kept is the validation split's
-accuracy, or loss in nats per byte.
-Results: experiments/results/sized_for_adam.json, and of CIFAR-10, on a GPU, sized_for_adam_images.json
+or a fifth after 150. On CIFAR-10 AdamW trains a small network of convolutions and WideResNet-20, whose norms are batch
+norms, and a ViT of six layers; the budget leaves a quarter, or two fifths, after the third epoch. Each run is made with
+coordinates that are sized for SGD's steps, which are PCA's own, and for Adam's; the parents stand beside them. What is
+kept is the validation split's accuracy, or loss in nats per byte.
+Results: experiments/results/sized_for_adam.json, and of CIFAR-10 sized_for_adam_images.json
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Images:
 
 
 IMAGES = {
+    "ConvNet": Images({"model": "sized_for_adam:convolutions", "epochs": 10}, (1e-3, 3e-3), (0.25,)),
     "WideResNet-20": Images({"model": "wide_resnet20", "epochs": 15}, (1e-3, 3e-3), (0.25,)),
     "ViT": Images({"model": "hf:vit", "model_options": VIT, "epochs": 20, "warmup_epochs": 1.0}, (3e-4, 1e-3), (0.4,)),
 }
@@ -79,6 +81,16 @@ def images(network: str, arm: Arm, seed: int, data: Path, work: Path | None = No
     job = classifier(network, arm, seed, {**recipe, "weight_decay": 0.05, **IMAGES[network].own})
     folder = None if work is None else work / "-".join(map(str, (network, *arm, seed)))
     return replace(job, folder=folder, compiled=torch.cuda.is_available())
+
+
+def convolutions() -> nn.Sequential:
+    """Four convolutions with batch norm, all but the last at every second pixel, and a classifier of their means."""
+
+    def block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    blocks = [*block(3, 32, 2), *block(32, 64, 2), *block(64, 128, 2), *block(128, 128, 1)]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 
 
 def classifier(task: str, arm: Arm, seed: int, recipe: dict[str, Any]) -> Job:
@@ -190,6 +202,7 @@ def main() -> None:
         all_jobs = (
             images(name, arm, seed, options.images, options.work)
             for name, each in IMAGES.items()
+            if name in options.only
             for seed, arm in product(each.seeds, arms(each.rates, each.shares))
             if seed in options.seeds and missing(name, arm, seed)
         )
@@ -208,7 +221,8 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, help="a text of 4 MB or more; the first three seeds are run on it")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)), metavar="SEED")
-    parser.add_argument("--images", type=Path, help="folder with CIFAR-10: its networks, and no others")
+    parser.add_argument("--images", type=Path, help="folder with CIFAR-10: the networks that read it, and no others")
+    parser.add_argument("--only", nargs="+", choices=IMAGES, default=list(IMAGES), help="of these networks")
     parser.add_argument("--together", type=int, default=1, metavar="N", help="runs at once")
     parser.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS")
     parser.add_argument("--work", type=Path, default=Path("runs/sized_for_adam"), help="folder for checkpoints")
