@@ -29,20 +29,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 import pcn
 from pcn.config import STEPPERS
 from pcn.training import Settings
 from records import RESULTS, Record, Records, commit_at_start
 from runs import Job, run_jobs
+from texts import HELD_OUT, LENGTH, TRAINED, loss_on, pieces, read_bytes, train
 
 RATES, SHARES = (3e-4, 1e-3, 3e-3), (0.25, 0.1)
 TEXT_RATES, TEXT_SHARES = (1e-3,), (0.4, 0.2)
 VIT_SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 4}
 VIT = {"architectures": "ViTForImageClassification", "num_labels": 10, "image_size": 32, "patch_size": 4, **VIT_SIZES}
 FILE, IMAGES_FILE = "sized_for_adam.json", "sized_for_adam_images.json"
-STEPS, SWITCH, BATCH, LENGTH = 900, 150, 16, 64
-TRAINED, HELD_OUT = 3_800_000, 200_000  # bytes
 PARENT = "parent"
 KEPT = ("network", "seed", "learning_rate", "share", "trainable_params", "validation_accuracy", "commit")
 
@@ -110,34 +110,18 @@ def text(arm: Arm, seed: int, data: Tensor) -> Record:
     """Train the language model; the loss that it ends with on what it has not seen."""
     stepper, rate, share = arm
     torch.manual_seed(seed)
-    drawn = torch.Generator().manual_seed(seed)
-    model = language_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=STEPS, pct_start=0.05)
-    for step in range(STEPS):
-        if step == SWITCH and share is not None:
-            batches = [{"input_ids": pieces(data[:TRAINED], drawn)} for _ in range(16)]
-            budget = pcn.Budget(params=share, config=pcn.PCNConfig(sized_for=stepper))  # type: ignore[arg-type]
-            pcn.compress_(model, batches, budget, optimizer=optimizer)
-        read = pieces(data[:TRAINED], drawn)
-        optimizer.zero_grad()
-        model(input_ids=read, labels=read).loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-    model.eval()
-    unseen = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        read = [pieces(data[TRAINED:], unseen) for _ in range(60)]
-        losses = [float(model(input_ids=each, labels=each).loss) for each in read]
+    model, seen = language_model(), data[:TRAINED]
+
+    def switch(optimizer: Optimizer, drawn: torch.Generator) -> None:
+        batches = [{"input_ids": pieces(seen, drawn)} for _ in range(16)]
+        budget = pcn.Budget(params=share, config=pcn.PCNConfig(sized_for=stepper))  # type: ignore[arg-type]
+        pcn.compress_(model, batches, budget, optimizer=optimizer)
+
+    train(model, rate, seen, torch.Generator().manual_seed(seed), None if share is None else switch)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     found = {"seed": seed, "learning_rate": rate, "share": share, "trainable_params": trained}
-    return {
-        "network": f"text, {stepper}",
-        **found,
-        "validation_loss": statistics.fmean(losses),
-        "commit": commit_at_start(),
-    }
+    loss = loss_on(model, data[TRAINED:])
+    return {"network": f"text, {stepper}", **found, "validation_loss": loss, "commit": commit_at_start()}
 
 
 def language_model() -> nn.Module:
@@ -146,20 +130,6 @@ def language_model() -> nn.Module:
     sizes = {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 192, "n_layer": 2, "n_head": 4}
     off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return GPT2LMHeadModel(GPT2Config(**sizes, **off, bos_token_id=None, eos_token_id=None))
-
-
-def pieces(data: Tensor, drawn: torch.Generator) -> Tensor:
-    """A batch of places of the text, one after another in each row."""
-    starts = torch.randint(0, len(data) - LENGTH, (BATCH, 1), generator=drawn)
-    return data[starts + torch.arange(LENGTH)].long()
-
-
-def read_bytes(path: Path) -> Tensor:
-    with path.open("rb") as file:
-        found = file.read(TRAINED + HELD_OUT)
-    if len(found) < TRAINED + HELD_OUT:
-        raise SystemExit(f"{path} has {len(found):,} bytes: give a text of at least {TRAINED + HELD_OUT:,}")
-    return torch.frombuffer(bytearray(found), dtype=torch.uint8)
 
 
 def table(records: Sequence[Record]) -> str:
@@ -211,7 +181,7 @@ def main() -> None:
     each = product(options.seeds, arms(RATES, SHARES))
     run_jobs([digits(arm, seed) for seed, arm in each if missing("digits", arm, seed)], records, options)
     if options.text is not None:
-        data = read_bytes(options.text)
+        data = read_bytes(options.text, TRAINED + HELD_OUT)
         for seed, arm in product(options.seeds[:3], arms(TEXT_RATES, TEXT_SHARES)):
             if missing("text", arm, seed):
                 records.add(text(arm, seed, data))

@@ -52,20 +52,20 @@ def test_digits_train(stepper: str) -> None:
 
 def test_the_language_model_trains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import sized_for_adam
+    import texts
 
-    monkeypatch.setattr(sized_for_adam, "STEPS", 6)
-    monkeypatch.setattr(sized_for_adam, "SWITCH", 2)
+    monkeypatch.setattr(texts, "STEPS", 6)
+    monkeypatch.setattr(texts, "SWITCH", 2)
     monkeypatch.setattr(sized_for_adam, "TRAINED", 2_000)
-    monkeypatch.setattr(sized_for_adam, "HELD_OUT", 500)
     file = tmp_path / "text"
     file.write_bytes(b"the quick brown fox jumps over the lazy dog; " * 60)
-    data = sized_for_adam.read_bytes(file)
+    data = texts.read_bytes(file, 2_500)
     wide, small = (sized_for_adam.text((*arm,), 0, data) for arm in (("parent", 1e-3, None), ("adam", 1e-3, 0.4)))
     assert small["trainable_params"] <= 0.4 * wide["trainable_params"]
     assert torch.isfinite(torch.tensor([wide["validation_loss"], small["validation_loss"]])).all()
     file.write_bytes(b"short")
     with pytest.raises(SystemExit, match="give a text of at least 2,500"):
-        sized_for_adam.read_bytes(file)
+        texts.read_bytes(file, 2_500)
 
 
 def test_a_table_of_a_part_has_what_is_there() -> None:
