@@ -26,11 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from peers import RESULTS  # which finds the experiments' modules as well
+
+# isort: split
 import pcn
 from jobs import run_all
 from markdown_tables import markdown
 from pcn.costs.count import count, flops_per_sample
-from peers import RESULTS  # which finds the experiments' modules as well
 from peers.factors import all_layers, factorise_
 from peers.svd import full_rank, ranks_for
 from records import Record, Records, commit_at_start
