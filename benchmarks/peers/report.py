@@ -16,10 +16,10 @@ OURS, INSTEAD = "pcn-planner", "narrow"  # what a person would do instead
 IN_SHORT = {  # what the README shows, as it calls it
     "parent": "the wide network",
     OURS: "PCN within a budget",
-    "pcn-paper": "PCN with the paper's ranks",
+    "pcn-paper": "PCN, the paper's ranks",
     INSTEAD: "narrower, from scratch",
     "svd-quarter": "low rank by SVD",
-    "torch-pruning": "pruned by Torch-Pruning",
+    "torch-pruning": "Torch-Pruning",
 }
 NOTHING = "No run of the comparison is recorded yet."
 
@@ -114,23 +114,23 @@ def short_tables(results: Results) -> str:
 
 
 def _short_table(parent: str, target: int, epochs: int, found: dict[str, list[Record]]) -> str:
-    head = ["network", "trained", "stored", "MFLOPs", "test accuracy (%)", "runs"]
-    head += [f"{IN_SHORT[OURS]} minus it (95%)", "seconds"]
+    head = ["network", "accuracy (%)", "PCN above it by (95%)", "trained (M)", "stored (M)", "MFLOPs", "seconds"]
     rows = [
         [
             f"**{name}**" if method == OURS else name,
-            shown(found[method], "trainable_params", 1, ",.0f"),
-            shown(found[method], "total_params", 1, ",.0f"),
-            shown(found[method], "flops_per_sample", 1e6, ",.0f"),
             shown(found[method], "test_accuracy", 1, ".2f"),
-            counted(found[method], "test_accuracy"),
             _difference(OURS, method, found),
+            shown(found[method], "trainable_params", 1e6, ".2f"),
+            shown(found[method], "total_params", 1e6, ".2f"),
+            shown(found[method], "flops_per_sample", 1e6, ",.0f"),
             shown(found[method], "train_seconds", 1, ".0f"),
         ]
         for method, name in IN_SHORT.items()
         if method in found
     ]
-    return f"**{parent}, {target:,} trained parameters, {epochs} epochs**\n\n{markdown(head, rows)}"
+    runs = counted(found[OURS], "test_accuracy")
+    title = f"**{parent}, {target:,} trained parameters, {epochs} epochs, {runs} runs**"
+    return f"{title}\n\n{markdown(head, rows)}"
 
 
 def grid_table(results: Results) -> str | None:
