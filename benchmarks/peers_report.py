@@ -12,7 +12,7 @@ from pathlib import Path
 import planner_search
 from peers import RESULTS
 from peers.document import comparison_part, made_anew
-from peers.report import short_table
+from peers.report import short_tables
 from peers.results import Results
 from records import Records
 
@@ -22,7 +22,7 @@ def parts(folder: Path) -> dict[str, str]:
     results, search = Results(folder), Records(folder / planner_search.RECORDS)
     made: dict[str, str] = {}
     if results.final.path.exists() or results.grid.path.exists():
-        made |= {"comparison": comparison_part(results), "short comparison": short_table(results)}
+        made |= {"comparison": comparison_part(results), "short comparison": short_tables(results)}
     if search.path.exists():
         made["search"] = planner_search.table(search.records)
     return made

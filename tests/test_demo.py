@@ -52,6 +52,7 @@ def test_the_first_seed_s_pcn_has_a_report() -> None:
     assert report["accuracy"]["test"] == comparison.mean(PCN, "test_accuracy_percent")
     assert [epoch for epoch, _ in report["history"]["epochs"]] == [1, 2, 3]
     assert [epoch for epoch, _ in report["history"]["dimensions"]["fc1"]] == [1, 2]
+    assert report["toml"] == 'switch_at = "2"\n'  # when it switched
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ OURS, INSTEAD = "pcn-planner", "narrow"  # what a person would do instead
 IN_SHORT = {  # what the README shows, as it calls it
     "parent": "the wide network",
     OURS: "PCN within a budget",
-    "pcn-paper": "PCN with the paper's ranks",
+    "pcn-paper": "PCN, the paper's ranks",
     INSTEAD: "narrower, from scratch",
     "svd-quarter": "low rank by SVD",
-    "torch-pruning": "pruned by Torch-Pruning",
+    "torch-pruning": "Torch-Pruning",
 }
 NOTHING = "No run of the comparison is recorded yet."
 
@@ -101,25 +101,36 @@ def _difference(method: str, other: str, found: dict[str, list[Record]]) -> str:
     return f"{difference}, {difference.pairs} pairs" if some else str(difference)
 
 
-def short_table(results: Results) -> str:
-    """What has run of the best known methods, wherever ours has: a few columns, in the order of ``IN_SHORT``.
+def short_tables(results: Results) -> str:
+    """What has run of the best known methods at the first size and length of each parent, where ours has.
 
-    Sizes of one parent and length stand together, below the parent's own row.
+    A table for each parent: a few columns, in the order of ``IN_SHORT``.
     """
-    rows: dict[tuple[str, ...], None] = {}
-    given = list(comparisons())
-    for parent, target, epochs in sorted(given, key=lambda each: [(p, e) for p, _, e in given].index(each[::2])):
-        found = select(results, parent, target, epochs)
-        for method in (each for each in IN_SHORT if each in found and OURS in found):
-            runs = found[method]
-            numbers = shown(runs, "trainable_params", 1, ",.0f"), shown(runs, "total_params", 1, ",.0f")
-            sizes = *numbers, shown(runs, "flops_per_sample", 1e6, ",.0f")
-            known = shown(runs, "test_accuracy", 1, ".2f"), counted(runs, "test_accuracy")
-            times = shown(runs, "train_seconds", 1, ".0f"), shown(runs, "energy_j", 1000, ".1f")
-            rows[f"{parent}, {epochs} epochs: {IN_SHORT[method]}", *sizes, *known, *times] = None
-    head = ["network", "parameters trained", "numbers stored", "MFLOPs per sample"]
-    head += ["test accuracy (%)", "runs", "seconds", "kJ"]
-    return markdown(head, [list(row) for row in rows])
+    first: dict[str, tuple[str, int, int]] = {}
+    for parent, target, epochs in comparisons():
+        first.setdefault(parent, (parent, target, epochs))
+    found = ((key, select(results, *key)) for key in first.values())
+    return "\n\n".join(_short_table(*key, methods) for key, methods in found if OURS in methods)
+
+
+def _short_table(parent: str, target: int, epochs: int, found: dict[str, list[Record]]) -> str:
+    head = ["network", "accuracy (%)", "PCN above it by (95%)", "trained (M)", "stored (M)", "MFLOPs", "seconds"]
+    rows = [
+        [
+            f"**{name}**" if method == OURS else name,
+            shown(found[method], "test_accuracy", 1, ".2f"),
+            _difference(OURS, method, found),
+            shown(found[method], "trainable_params", 1e6, ".2f"),
+            shown(found[method], "total_params", 1e6, ".2f"),
+            shown(found[method], "flops_per_sample", 1e6, ",.0f"),
+            shown(found[method], "train_seconds", 1, ".0f"),
+        ]
+        for method, name in IN_SHORT.items()
+        if method in found
+    ]
+    runs = counted(found[OURS], "test_accuracy")
+    title = f"**{parent}, {target:,} trained parameters, {epochs} epochs, {runs} runs**"
+    return f"{title}\n\n{markdown(head, rows)}"
 
 
 def grid_table(results: Results) -> str | None:

@@ -256,17 +256,20 @@ def test_the_documentation_shows_the_results() -> None:
 
 
 def test_in_short_ours_stands_beside_what_a_person_would_do_instead(tmp_path: Path) -> None:
-    from peers.report import short_table
+    from peers.report import short_tables
 
     others = [record("parent", 10, 93.0), record("narrow", 10, 92.0), record("pcn-from-scratch", 10, 91.0)]
-    assert "93.00" not in short_table(results_in(tmp_path, others))  # nothing of ours to set it beside
-    rows = short_table(results_in(tmp_path, [*others, record("pcn-planner", 10, 92.5), record("narrow", 11, 92.2)]))
-    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows.splitlines()[2:]]
-    assert {row[2] for row in cells} == {"1,223,114"}  # what is stored stands beside what is trained
-    assert [(row[0], row[4], row[5]) for row in cells] == [
-        ("wide_resnet20, 60 epochs: the wide network", "93.00", "1"),
-        ("wide_resnet20, 60 epochs: PCN within a budget", "92.50", "1"),
-        ("wide_resnet20, 60 epochs: narrower, from scratch", "92.10", "2"),
+    assert short_tables(results_in(tmp_path, others)) == ""  # nothing of ours to set it beside
+    longer = [record(method, 10, 94.0, epochs=182) for method in ("parent", "pcn-planner", "narrow")]
+    ours = [record("pcn-planner", 10, 92.5), record("pcn-planner", 11, 92.9), record("narrow", 11, 92.2)]
+    title, _, table = short_tables(results_in(tmp_path, [*others, *ours, *longer])).partition("\n\n")
+    assert title == "**wide_resnet20, 1,094,154 trained parameters, 60 epochs, 2 runs**"
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
+    assert {row[4] for row in cells} == {"1.22"}  # what is stored stands beside what is trained
+    assert [row[:4] for row in cells] == [
+        ["the wide network", "93.00", "-0.50 (one pair)", "4.33"],
+        ["**PCN within a budget**", "92.70", "", "1.09"],
+        ["narrower, from scratch", "92.10", "+0.60 (-0.67 to +1.87)", "1.09"],
     ]
 
 

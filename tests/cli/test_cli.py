@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import pytest
 import pcn
 from pcn.cli import main
 from pcn.cli.app import COMMANDS
+from pcn.cli.settings_flags import GROUPS
 
 PCN = (sys.executable, "-m", "pcn")
 SHORT_DEMO = ("demo", "--epochs", "2", "--switch-after", "1", "--seeds", "1")
@@ -67,6 +69,23 @@ def test_a_flag_that_is_not_there_is_told_from_the_one_that_is(capsys: pytest.Ca
     assert "pcn train: error: there is no argument --modle; did you mean '--model'?" in capsys.readouterr().err
 
 
+def test_a_command_that_is_not_there_is_told_from_the_one_that_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("trian", "--epochs", "3") == 2
+    assert "pcn: error: there is no command trian; did you mean 'train'?" in capsys.readouterr().err
+    assert exit_code("nonsense") == 2
+    assert f"there are {', '.join(COMMANDS)} (pcn --help" in capsys.readouterr().err
+
+
+def test_every_setting_of_a_run_has_its_place_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("train", "--help") == 0
+    _, *parts = re.split(r"^(\S.*):\n", capsys.readouterr().out, flags=re.MULTILINE)
+    help_of = dict(zip(parts[::2], parts[1::2], strict=True))
+    for title, names in GROUPS.items():
+        flags = re.findall(r"^  --([a-z-]+)", help_of[title], flags=re.MULTILINE)
+        assert [flag.replace("-", "_") for flag in flags] == list(names) or not names
+    assert "--learning-rate" in help_of["how it trains"]
+
+
 def test_help_waits_for_no_torch() -> None:
     code = "import sys, pcn.cli as cli\ntry: cli.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
@@ -107,6 +126,16 @@ def test_demo_tells_the_four_steps() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for word in ("Look", "Plan", "Switch", "fc1", "parent", "narrower", "test accuracy"):
         assert word in done.stdout
+
+
+def test_demo_of_one_seed_tells_of_no_spread() -> None:
+    shown = run(*SHORT_DEMO).stdout
+    assert "split by seed 0" in shown
+    assert "After 2 epochs (seed 0)" in shown
+    assert "±" not in shown
+    several = run(*SHORT_DEMO[:-1], "2").stdout
+    assert "After 2 epochs (mean ± standard deviation over 2 seeds)" in several
+    assert len(re.findall(r"\d ± \d", several)) == 3
 
 
 def test_what_cannot_be_done_is_one_line_and_exits_with_1() -> None:

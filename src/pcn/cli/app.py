@@ -38,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             if not debug:
                 warnings.showwarning = _show_warning
-            arguments, unknown = build_parser(given[:1]).parse_known_args(given)
+            parser = build_parser(given[:1])
+            if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+                known = suggest(given[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+                parser.error(f"there is no command {given[0]}{known}")
+            arguments, unknown = parser.parse_known_args(given)
             if unknown:
                 arguments.refuse(unknown[0])
             arguments.command.run(arguments, Screen(json=arguments.json))

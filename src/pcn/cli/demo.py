@@ -38,8 +38,10 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     with wrong_usage():
         recipe = Recipe(arguments.epochs, arguments.switch_after, arguments.seeds, arguments.seed)
     torch.set_num_threads(1)  # at this size threads gain nothing, and wait long for each other on a busy machine
+    several = recipe.seeds > 1
+    split = f"split anew for each of {recipe.seeds} seeds" if several else f"split by seed {recipe.first_seed}"
     screen.text(
-        f"Digits: 897 training, 300 validation and 600 test images, split anew for each of {recipe.seeds} seeds.\n"
+        f"Digits: 897 training, 300 validation and 600 test images, {split}.\n"
         f"Every network trains for {recipe.epochs} epochs on one CPU thread; "
         f"the PCN is the parent until epoch {recipe.switch_after}."
     )
@@ -66,19 +68,22 @@ def _show_switch(comparison: Comparison, screen: Screen) -> None:
 
 
 def _show_table(comparison: Comparison, screen: Screen) -> None:
-    screen.heading(f"After {comparison.recipe.epochs} epochs (mean over {comparison.recipe.seeds} seeds)")
+    recipe = comparison.recipe
+    over = f"mean ± standard deviation over {recipe.seeds} seeds" if recipe.seeds > 1 else f"seed {recipe.first_seed}"
+    screen.heading(f"After {recipe.epochs} epochs ({over})")
     screen.table(COLUMNS, [_row(comparison, network) for network in (PARENT, PCN, NARROWER)])
     mean, error = comparison.paired_difference()
     uncertainty = "one seed, so its error is unknown" if error is None else f"standard error {error:.2f}"
-    screen.text(f"\nPCN minus narrower, seed by seed: {mean:+.2f} points of test accuracy ({uncertainty}).")
+    screen.text(f"\nPCN minus narrower on the same splits: {mean:+.2f} points of test accuracy ({uncertainty}).")
 
 
 def _row(comparison: Comparison, network: str) -> list[object]:
     counts = [round(comparison.mean(network, number)) for number in ("trainable", "total", "flops_per_sample")]
     accuracy = comparison.mean(network, "test_accuracy_percent")
     deviation = comparison.deviation(network, "test_accuracy_percent")
+    spread = "" if deviation is None else f" ± {deviation:.2f}"
     seconds = comparison.mean(network, "time_s")
-    return [DESCRIBED[network], *counts, f"{accuracy:.2f} ± {deviation:.2f}", f"{seconds:.1f}"]
+    return [DESCRIBED[network], *counts, f"{accuracy:.2f}{spread}", f"{seconds:.1f}"]
 
 
 COMMAND = Command(

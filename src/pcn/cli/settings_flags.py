@@ -19,14 +19,24 @@ KEEP = ("output_rank", "keep_outputs", "layers", "exclude")
 HOW = ("order", "basis", "precondition", "sized_for", "kernel_rank", "skip_larger", "train_basis", "keep_dropped")
 NETWORK = ("pcn", "rank", *BUDGET, *KEEP, *HOW)
 STEP = ("batch", "optimizer", "momentum")
+GROUPS = {  # of what ``pcn train`` takes, in the order in which one decides; what is in none is how it trains
+    "the model and its data": (*MODEL, "data", "data_dir", "data_options", "scale", "augment"),
+    "how it trains": (),
+    "what to keep, at the switch": NETWORK,
+    "when it switches": ("switch_at", "carry_state", "switch_rate", "fade_epochs", "recalibrate"),
+    "how to look": ("calibration_samples", *LOOK, "measure_every"),
+    "checkpoints, and which epoch it ends with": ("keep_best", "patience", "min_delta", "checkpoint_every"),
+}
 
 Flags = argparse._ActionsContainer  # a parser, or a group of it
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add a flag for every setting; only those that are given end up in the parsed arguments."""
-    group = parser.add_argument_group("settings", "names with _ for - can stand in the TOML file")
-    add_some_settings(group, [each.name for each in fields(Settings)])
+    grouped = {name for names in GROUPS.values() for name in names}
+    rest = tuple(each.name for each in fields(Settings) if each.name not in grouped)
+    for title, names in GROUPS.items():
+        add_some_settings(parser.add_argument_group(title), names or rest)
 
 
 def add_some_settings(flags: Flags, names: Iterable[str], *, must_say: bool = False) -> None:

@@ -27,7 +27,8 @@ Record = dict[str, Any]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("settings", nargs="?", type=Path, metavar="SETTINGS.toml", help="settings; flags win over it")
+    named = "a file with settings, named as below with _ for -; flags win over it"
+    parser.add_argument("settings", nargs="?", type=Path, metavar="SETTINGS.toml", help=named)
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/MODEL-DATA-SEED)")
     parser.add_argument("--device", metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's choice)")

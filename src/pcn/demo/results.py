@@ -54,10 +54,10 @@ class Comparison:
     def mean(self, network: str, number: str) -> float:
         return statistics.fmean(self.values(network, number))
 
-    def deviation(self, network: str, number: str) -> float:
-        """Return the standard deviation over the seeds, 0 when there is one."""
+    def deviation(self, network: str, number: str) -> float | None:
+        """Return the standard deviation over the seeds, None when there is one."""
         values = self.values(network, number)
-        return statistics.stdev(values) if len(values) > 1 else 0.0
+        return statistics.stdev(values) if len(values) > 1 else None
 
     def report(self) -> dict[str, Any]:
         """Return the data of a report on the first seed's PCN."""

@@ -39,9 +39,8 @@ class CallbackSwitch:
     def __init__(self, batches: Batches, config: Wish, metric: str | None, options: dict[str, Any]) -> None:
         for name in options:
             if name not in OPTIONS:
-                raise ConfigError(
-                    f"there is no option {name!r}{suggest(name, OPTIONS)}; there are {', '.join(OPTIONS)}"
-                )
+                known = suggest(name, OPTIONS) or f"; there are {', '.join(OPTIONS)}"
+                raise ConfigError(f"there is no option {name!r}{known}")
         rule = as_switch_rule(options.get("at", Switch.at))
         if rule == AfterEpoch(0):
             raise ConfigError(

@@ -93,8 +93,8 @@ def check_statistics(stats: Statistics, model: nn.Module) -> None:
     if stats.layers and not stats.layers.keys() & found.keys():
         name = next(iter(stats.layers))
         raise PlanError(
-            f"the statistics are of a model with a layer {name!r} and others that this one does not have"
-            f"{suggest(name, found)}; analyze this model itself"
+            f"the statistics are of a model with a layer {name!r} and others that this one does not have; analyze this "
+            f"model itself{suggest(name, found)}"
         )
     for name, key in stats.layers.items():
         if name not in found:  # a head that was taken off, say

@@ -91,7 +91,7 @@ def _report(
 
     how = _how(config)
     if toml is None:
-        lines = {"switch_at": "accuracy slows", **how}
+        lines = {"switch_at": _when(history), **how}
         toml = "".join(f"{name} = {toml_value(value)}\n" for name, value in lines.items())
     return {
         "version": __version__,
@@ -163,6 +163,14 @@ def _facts(history: dict[str, Any], unfinished: int | None = None) -> list[str]:
 
 def _switched(switch: dict[str, Any]) -> str:
     return f"switched after epoch {switch['at']:.4g}" if switch["step"] else "switched before any training"
+
+
+def _when(history: dict[str, Any]) -> str:
+    """When the switch came, as a setting of ``pcn train``; where there was none, the paper's rule."""
+    switch = history["switch"]
+    if switch is None:
+        return "accuracy slows"
+    return f"{switch['at']:g}" if switch["at"] == round(switch["at"]) else f"step {switch['step']}"
 
 
 def _accuracy(history: dict[str, Any], test: float | None) -> dict[str, Any]:

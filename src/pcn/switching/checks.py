@@ -28,10 +28,8 @@ def check_analysis(options: Mapping[str, Any]) -> None:
         raise ConfigError(f"analysis={options!r}: give arguments of pcn.analyze by name, as in {{'pool': 2}}")
     for name in options:
         if name not in OPTIONS:
-            raise ConfigError(
-                f"analysis has {name!r}{suggest(name, OPTIONS)}; give arguments of pcn.analyze out of "
-                f"{', '.join(OPTIONS)}"
-            )
+            known = suggest(name, OPTIONS) or f"; give arguments of pcn.analyze out of {', '.join(OPTIONS)}"
+            raise ConfigError(f"analysis has {name!r}{known}")
     check_numbers(*(options.get(name) for name in ("pool", "fraction", "max_rank", "passes")))
     checked_mode(options.get("mode", "eval"))
 

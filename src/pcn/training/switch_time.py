@@ -47,8 +47,8 @@ def _check_no_switch(settings: Settings) -> None:
     for each in fields(settings):
         if each.metadata.get("of_switch") and each.name in asked:
             raise ConfigError(
-                f"{each.name}={getattr(settings, each.name)!r}, but switch_at is 'never': say when, as in 15, or leave "
-                "it out"
+                f"{each.name}={getattr(settings, each.name)!r}, but switch_at is 'never': say when (switch_at=15, or "
+                f"--switch-at 15), or leave {each.name} out"
             )
 
 

@@ -28,10 +28,8 @@ def load_data(settings: Settings, device: torch.device, dtype: torch.dtype) -> D
     elif settings.data in SOURCES:
         made = SOURCES[settings.data](settings)
     else:
-        raise ConfigError(
-            f"no data set is called {settings.data!r}{suggest(settings.data, SOURCES)}; "
-            f"there are {', '.join(SOURCES)}, and package.module:factory"
-        )
+        known = suggest(settings.data, SOURCES) or f"; there are {', '.join(SOURCES)}, and package.module:factory"
+        raise ConfigError(f"no data set is called {settings.data!r}{known}")
     needed = ("to", "steps", "epoch", "validation", "test", "calibration")
     if missing := [name for name in needed if not hasattr(made, name)]:
         raise ConfigError(f"{settings.data!r} made a {type(made).__name__}, which has no {missing[0]}: see ImageData")

@@ -18,7 +18,7 @@ def find_files(folder: str | None, data: str, names: Sequence[str], inside: Sequ
     An archive of the data set that lies there is unpacked first.
     """
     if folder is None:
-        raise DataError(f"{data} needs data_dir, the folder that holds it; get it from {source}")
+        raise DataError(f"{data} needs data_dir (--data-dir), the folder that holds it; get it from {source}")
     root = Path(folder)
     candidates = [root, *(root / name for name in inside)]
     if not _holding(candidates, names):

@@ -34,7 +34,7 @@ def load(settings: Settings) -> ImageStream:
     _check_pillow()
     options = _options(settings)
     if settings.data_dir is None:
-        raise DataError("folder needs data_dir, a folder with train/<class>/ and val/<class>/ inside")
+        raise DataError("folder needs data_dir (--data-dir), a folder with train/<class>/ and val/<class>/ inside")
     root = Path(settings.data_dir)
     if not root.is_dir():
         raise DataError(f"there is no folder {root}")

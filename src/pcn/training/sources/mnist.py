@@ -31,7 +31,7 @@ def load(settings: Settings) -> ImageData:
 
 def _find(folder: str | None) -> Path:
     if folder is None:
-        raise DataError(f"mnist needs data_dir, the folder that holds it; get its four files from {SOURCE}")
+        raise DataError(f"mnist needs data_dir (--data-dir), the folder of its four files; get them from {SOURCE}")
     for inside in INSIDE:
         candidate = Path(folder) / inside
         if all(_file(candidate, name) for name in FILES):
