@@ -41,7 +41,7 @@ from texts import HELD_OUT, LENGTH, TRAINED, Switch, loss_on, pieces, read_bytes
 HIDDEN, INNER = 192, 512
 HEADS, LAYERS = 4, 2
 SHARE = 0.4  # of the parameters, that the PCN trains
-RATES = (1e-3, 3e-3, 1e-2)
+RATES = (3e-4, 1e-3, 3e-3)
 GRID_SEED = 100
 CALIBRATION = 16  # batches
 TEXT = TRAINED + 2 * HELD_OUT  # to train on, for validation, and the test
