@@ -5,14 +5,15 @@
     python benchmarks/wide_dense.py --table
 
 Three hidden layers of 1,024 with ReLU read the pixels; Adam, cosine, 12 epochs. The PCN switches after epoch 1 and then
-trains a tenth of the parameters. Beside it stand the same budget with coordinates that are not sized for Adam; both
-along random directions, and before any training; a network half as wide that becomes a PCN of that size; and networks
-that train as many numbers, or store and multiply as many as the PCN with its bases: narrower ones from scratch, and the
-wide one with its weights factorised by SVD after epoch 1, all but the last layer's, to the same share of the full rank.
-What the coordinates give by themselves is shown by a narrow network, and the wide one, that are rewritten in all of
-their principal coordinates; the wide one is in the grid alone, as it takes twice as long as the wide network. Each has
-the best of the learning rates, by the validation split of a seed of its own. Nothing is compiled. Runs whose seconds
-are kept have the machine to themselves, one after another; those of --shared have none, and the table leaves them out.
+trains a tenth of the parameters. Beside it stand the same budget with coordinates that are not sized for Adam, in all
+layers or in the one that reads the pixels; both along random directions, and before any training; a network half as
+wide that becomes a PCN of that size; and networks that train as many numbers, or store and multiply as many as the PCN
+with its bases: narrower ones from scratch, and the wide one with its weights factorised by SVD after epoch 1, all but
+the last layer's, to the same share of the full rank. What the coordinates give by themselves is shown by a narrow
+network, and the wide one, that are rewritten in all of their principal coordinates; the wide one is in the grid alone,
+as it takes twice as long as the wide network. Each has the best of the learning rates, by the validation split of a
+seed of its own. Nothing is compiled. Runs whose seconds are kept have the machine to themselves, one after another;
+those of --shared have none, and the table leaves them out.
 Results: benchmarks/results/wide_dense.json
 """
 
@@ -50,6 +51,8 @@ PARENT = "wide"
 PCN, UNSIZED = "PCN within a budget", "PCN, not sized for Adam"
 RANDOM, RANDOM_UNSIZED = "PCN, random directions", "PCN, random directions, not sized for Adam"
 AT_ONCE, AT_ONCE_UNSIZED = "PCN, before any training", "PCN, before any training, not sized for Adam"
+FIRST_UNSIZED = "PCN, its first layer not sized for Adam"
+AT_ONCE_FIRST_UNSIZED = "PCN, before any training, its first layer not sized for Adam"
 HALF = "PCN of a network half as wide"
 NARROW, NARROW_STORED = "narrow, as many trained", "narrow, as many stored"
 NARROW_ROTATED = "narrow, as many trained, in sized principal coordinates"
@@ -57,7 +60,8 @@ LOW_RANK, LOW_RANK_STORED = "low rank by SVD, as many trained", "low rank by SVD
 ROTATED, ROTATED_UNSIZED = "wide, in sized principal coordinates", "wide, in principal coordinates"
 AS_STORED = (NARROW_STORED, LOW_RANK_STORED)  # as large as the PCN of their seed, which therefore comes first
 NETWORKS = (
-    *(PARENT, PCN, UNSIZED, RANDOM, RANDOM_UNSIZED, AT_ONCE, AT_ONCE_UNSIZED, HALF),
+    *(PARENT, PCN, UNSIZED, FIRST_UNSIZED, RANDOM, RANDOM_UNSIZED),
+    *(AT_ONCE, AT_ONCE_UNSIZED, AT_ONCE_FIRST_UNSIZED, HALF),
     *(NARROW, NARROW_ROTATED, NARROW_STORED, LOW_RANK, LOW_RANK_STORED),
 )
 GRID_ALONE = ROTATED, ROTATED_UNSIZED
@@ -133,16 +137,18 @@ def switching(name: str) -> dict[str, Any]:
     if name in (PARENT, NARROW, NARROW_STORED):
         return {}
     after, unsized = {"switch_at": str(SWITCH)}, {"sized_for": "sgd"}
-    before = {"switch_at": "0"}
+    before, first_unsized = {"switch_at": "0"}, {"layers": {"1": unsized}}  # which reads the pixels
     budget = {"params": int(SHARE * parameters(WIDTH))}
     rotated = {"rank": "1.0", "skip_larger": False}
     return {
         PCN: {**after, **budget},
         UNSIZED: {**after, **budget, **unsized},
+        FIRST_UNSIZED: {**after, **budget, **first_unsized},
         RANDOM: {**after, **budget, "basis": "random"},
         RANDOM_UNSIZED: {**after, **budget, "basis": "random", **unsized},
         AT_ONCE: {**before, **budget},
         AT_ONCE_UNSIZED: {**before, **budget, **unsized},
+        AT_ONCE_FIRST_UNSIZED: {**before, **budget, **first_unsized},
         HALF: {**after, **budget},
         NARROW_ROTATED: {**after, **rotated, "sized_for": "adam"},
         ROTATED: {**after, **rotated, "sized_for": "adam"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from pcn.rank_rules import as_rank_rule
 NAMES = ["stem", "layer1.0.conv1", "layer1.0.conv2", "layer2.0.conv1", "fc"]
 names = st.sampled_from(NAMES)
 globs = st.sampled_from(["*", "layer*", "layer1.*", "*.conv1", "layer?.0.conv2", "[sf]*"])
+HOW = [LayerRule(order="kept_block"), LayerRule(precondition=0.5), LayerRule(sized_for="sgd")]
 rules = st.builds(LayerRule, rank=st.integers(1, 9))
 
 
@@ -166,11 +167,11 @@ def test_nothing_is_suggested_where_nothing_is_near() -> None:
     assert suggest("zzz", NAMES) == ""
 
 
-@given(names, st.sampled_from([LayerRule(order="kept_block"), LayerRule(precondition=0.5)]), st.booleans())
+@given(names, st.sampled_from(HOW), st.booleans())
 def test_a_rule_that_only_says_how_leaves_the_sizes_to_others(name: str, how: LayerRule, by_glob: bool) -> None:
     config = PCNConfig(rank=3, keep_outputs=0.5, layers={"*" if by_glob else name: how})
     rule, exact = config.rule_for(name)
-    assert (rule.rank, rule.keep_outputs, rule.order, rule.precondition) == (3, 0.5, how.order, how.precondition)
+    assert rule == replace(how, rank=3, keep_outputs=0.5)
     assert not exact
     assert not config.fixes(name)
     assert PCNConfig(layers={name: LayerRule()}).rule_for(name) == (LayerRule(), True)  # which leaves it alone

@@ -59,11 +59,11 @@ def _check_keep_outputs(keep: KeepOutputs) -> None:
 class LayerRule:
     """What to do with the layers that a name or a glob matches; ``None`` leaves that side of the layer alone.
 
-    A rule that only says how (``order``, ``precondition``, ``kernel_rank``) leaves the sizes to the configuration or
-    the budget.
+    A rule that only says how (``order``, ``precondition``, ``kernel_rank``, ``sized_for``) leaves the sizes to the
+    configuration or the budget.
 
-    >>> LayerRule(rank=50, keep_outputs=90)
-    LayerRule(rank=50, keep_outputs=90, order=None, output_rank=None, precondition=None, kernel_rank=None)
+    >>> LayerRule(rank=50, keep_outputs=90) == LayerRule(50, 90)
+    True
     """
 
     rank: Rank | None = None
@@ -72,6 +72,7 @@ class LayerRule:
     output_rank: int | float | None = None  # outputs that are trained, behind a frozen basis that expands them
     precondition: float | None = None  # 0 to 1, in place of the configuration's
     kernel_rank: int | None = None  # in place of the configuration's
+    sized_for: Stepper | None = None  # in place of the configuration's
 
     def __post_init__(self) -> None:
         if self.rank is not None:
@@ -89,6 +90,8 @@ class LayerRule:
             raise ConfigError(f"precondition={self.precondition!r}: give a number from 0 (not at all) to 1 (fully)")
         if self.kernel_rank is not None:
             check_count("kernel_rank", self.kernel_rank)
+        if self.sized_for is not None:
+            _check_choice("sized_for", self.sized_for, STEPPERS)
         if self.kernel_rank is not None and self.keep_outputs is not None and self.rank is None:
             raise ConfigError(
                 f"kernel_rank={self.kernel_rank} beside keep_outputs, without a rank: give one, 1.0 for all inputs"
@@ -97,8 +100,8 @@ class LayerRule:
     @property
     def only_says_how(self) -> bool:
         """Whether sizes are left to others."""
-        how = (self.order, self.precondition, self.kernel_rank)
-        return self.rank is None and self.keep_outputs is None and how != (None, None, None)
+        how = (self.order, self.precondition, self.kernel_rank, self.sized_for)
+        return self.rank is None and self.keep_outputs is None and any(each is not None for each in how)
 
 
 @dataclass(frozen=True)
@@ -136,10 +139,8 @@ class PCNConfig:
             raise ConfigError(f"exclude={self.exclude!r}: give layer names or globs, such as ['features.*']")
         object.__setattr__(self, "exclude", (self.exclude,) if isinstance(self.exclude, str) else tuple(self.exclude))
         LayerRule(self.rank, self.keep_outputs, self.order, self.output_rank, self.precondition)
-        LayerRule(kernel_rank=self.kernel_rank)
+        LayerRule(kernel_rank=self.kernel_rank, sized_for=self.sized_for)
         _check_choice("basis", self.basis, BASES)
-        if self.sized_for is not None:
-            _check_choice("sized_for", self.sized_for, STEPPERS)
         check_flags(self, "skip_larger", "train_basis", "keep_dropped")
         check_count("multiple_of", self.multiple_of)
         for pattern, rule in self.layers.items():

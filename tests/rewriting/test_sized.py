@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,24 @@ def test_a_budget_sizes_coordinates_for_the_optimizer_that_trains(optimizer: str
         assert pcn.Plan.from_json(plan.to_json()) == plan
 
 
+def test_a_rule_sizes_one_layer_for_another_optimizer_and_leaves_its_sizes_to_the_budget() -> None:
+    model, batches = Mlp(64), [torch.randn(128, 12)]
+    stats, budget = pcn.analyze(model, batches), pcn.Budget(params=0.5, optimizer="adam")
+    plain = pcn.make_plan(model, stats, budget)
+    config = pcn.PCNConfig(layers={"*2": pcn.LayerRule(sized_for="sgd")})
+    plan = pcn.make_plan(model, stats, replace(budget, config=config))
+    assert plan.layers["fc2"].rank is not None
+    assert plan.layers["fc2"].sized_for == "sgd"
+    assert {**plan.layers, "fc2": replace(plan.layers["fc2"], sized_for="adam")} == plain.layers
+
+
+def test_a_rule_sizes_one_layer_where_ranks_are_given() -> None:
+    model, batches = Mlp(64), [torch.randn(128, 12)]
+    config = pcn.PCNConfig(rank=8, layers={"fc2": pcn.LayerRule(sized_for="adam")})
+    plan = pcn.compress_(model, batches, config)
+    assert {layer.name for layer in plan.transformed if layer.sized_for == "adam"} == {"fc2"}
+
+
 def test_ranks_that_are_given_leave_the_papers_coordinates_as_they_are() -> None:
     model = Mlp(64)
     plan = pcn.compress_(model, [torch.randn(128, 12)], pcn.PCNConfig(rank=8), optimizer=Adam(model.parameters()))
@@ -166,3 +185,5 @@ def test_an_input_that_never_varies_stays_as_large_as_it_is() -> None:
 def test_another_optimizer_is_refused_by_name() -> None:
     with pytest.raises(pcn.ConfigError, match=r"sized_for='lion': choose one of sgd, adam"):
         pcn.PCNConfig(sized_for="lion")  # type: ignore[arg-type]
+    with pytest.raises(pcn.ConfigError, match=r"sized_for='lion': choose one of sgd, adam"):
+        pcn.LayerRule(sized_for="lion")  # type: ignore[arg-type]

@@ -176,12 +176,13 @@ def test_a_toml_file_and_flags_say_the_same_and_flags_win(tmp_path: Path, capsys
     file = tmp_path / "run.toml"
     file.write_text(
         'model = "small_network:build"\ndata = "digits"\noptimizer = "adam"\nlearning_rate = 0.003\nbatch = 64\n'
-        'epochs = 9\nswitch_at = "1"\n[layers."8"]\nrank = 20\n[layers."4"]\nrank = "variance > 0.01"\n'
+        'epochs = 9\nswitch_at = "1"\n'
+        '[layers."8"]\nrank = 20\nsized_for = "adam"\n[layers."4"]\nrank = "variance > 0.01"\n'
     )
     assert main(["train", str(file), "--epochs", "2", "--out", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["epoch"] == 2
     plan = pcn.Plan.from_json((tmp_path / "run" / "plan.json").read_text())
-    assert plan.layers["8"].rank == 20
+    assert (plan.layers["8"].rank, plan.layers["8"].sized_for, plan.layers["4"].sized_for) == (20, "adam", "sgd")
     settings = json.loads((tmp_path / "run" / "settings.json").read_text())
     assert settings["epochs"] == 2
     assert settings["layers"]["4"] == {"rank": "variance > 0.01"}
@@ -238,6 +239,8 @@ def test_what_no_model_could_be_trained_by_is_wrong_usage(tmp_path: Path, capsys
     assert "cannot read" in error(str(tmp_path / "none.toml"))
     (tmp_path / "bad.toml").write_text("epochs = = 3")
     assert "is not TOML" in error(str(tmp_path / "bad.toml"))
+    (tmp_path / "rule.toml").write_text('switch_at = "1"\n[layers.8]\nsize_for = "sgd"')
+    assert "layers.8 has no 'size_for': give some of rank, keep_outputs" in error(str(tmp_path / "rule.toml"))
     (tmp_path / "odd.toml").write_text("epoch = 3")
     assert "did you mean 'epochs'" in error(str(tmp_path / "odd.toml"))
     assert "epochs=0" in error("--epochs", "0")

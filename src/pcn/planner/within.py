@@ -154,7 +154,7 @@ def _as_config(question: Question, served: dict[str, Served]) -> PCNConfig:
             option = served[name].option
             chosen = bool(question.budget.patterns) and rule.kernel_rank is None
             patterns = option.kernel_rank if chosen else rule.kernel_rank
-            rules[name] = LayerRule(option.rank, None, rule.order, option.output_rank, power, patterns)
+            rules[name] = LayerRule(option.rank, None, rule.order, option.output_rank, power, patterns, rule.sized_for)
         elif layer.rank is not None and config.fixes(name) and power:
             rules[name if exact else _glob_of(name)] = replace(rule, precondition=power)
     layers = {**config.layers, **rules}

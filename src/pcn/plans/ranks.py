@@ -106,7 +106,7 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         order=rule.order or config.order,
         basis=config.basis,
         precondition=float((config.precondition if rule.precondition is None else rule.precondition) or 0.0),
-        sized_for=config.sized_for or "sgd",
+        sized_for=rule.sized_for or config.sized_for or "sgd",
         train_basis=config.train_basis,
         keep_dropped=config.keep_dropped,
     )

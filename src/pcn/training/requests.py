@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from decimal import Decimal
 from typing import Any, cast
 
@@ -98,12 +98,15 @@ def _own_config(settings: Settings) -> PCNConfig:
 def _layer_rule(name: str, rule: object) -> LayerRule:
     if isinstance(rule, str | float | int) and not isinstance(rule, bool):
         return LayerRule(parse_rank(str(rule)))
-    if not isinstance(rule, Mapping) or not rule.keys() <= {"rank", "keep_outputs", "output_rank", "kernel_rank"}:
+    known = [each.name for each in fields(LayerRule)]
+    if not isinstance(rule, Mapping):
         raise ConfigError(f"layers.{name}: give a rank, or more as in {{rank = 16, keep_outputs = 32}}")
+    if unknown := next((key for key in rule if key not in known), None):
+        raise ConfigError(f"layers.{name} has no {unknown!r}: give some of {', '.join(known)}")
     rank = rule.get("rank")
     kept, trained = (count_or_fraction(rule.get(key)) for key in ("keep_outputs", "output_rank"))
-    patterns = rule.get("kernel_rank")
-    return LayerRule(None if rank is None else parse_rank(str(rank)), kept, output_rank=trained, kernel_rank=patterns)
+    how = {key: rule.get(key) for key in ("order", "precondition", "kernel_rank", "sized_for")}
+    return LayerRule(None if rank is None else parse_rank(str(rank)), kept, output_rank=trained, **how)
 
 
 def analysis_options(settings: Settings, config: PCNConfig) -> dict[str, Any]:
