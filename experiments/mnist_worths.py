@@ -5,8 +5,8 @@
 
 Three hidden layers of 512 with ReLU, Adam, the switch after epoch 1 of 8. For each share of the parameters and each
 seed: ranks by response, evenly, hedged between the two, the same with a classifier that stays as it is, the same before
-any training, the same with coordinates that are sized for Adam, and a network of fewer units that has as many
-parameters, from scratch. What is kept is the accuracy on the validation split.
+any training, the same with coordinates that are sized for Adam in all layers or in all but the one that reads the
+pixels, and a network of fewer units that has as many parameters, from scratch. What is kept is the accuracy on the validation split.
 Results: experiments/results/mnist_worths.json
 """
 
@@ -34,6 +34,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "hedged, last layer whole": {"worth": "hedged", "exclude": ("7",), **UNSIZED},
     "hedged, before any training": {"worth": "hedged", "switch_at": "0", **UNSIZED},
     "hedged, sized for Adam": {"worth": "hedged"},
+    "hedged, all but the first layer sized for Adam": {"worth": "hedged", "layers": {"1": UNSIZED}},
+    "hedged, before any training, sized for Adam": {"worth": "hedged", "switch_at": "0"},
+    "hedged, before any training, all but the first layer sized": {
+        "worth": "hedged",
+        "switch_at": "0",
+        "layers": {"1": UNSIZED},
+    },
 }
 KEPT = (
     "network",
