@@ -6,7 +6,8 @@
 Three hidden layers of 512 with ReLU, Adam, the switch after epoch 1 of 8. For each share of the parameters and each
 seed: ranks by response, evenly, hedged between the two, the same with a classifier that stays as it is, the same before
 any training, the same with coordinates that are sized for Adam in all layers or in all but the one that reads the
-pixels, and a network of fewer units that has as many parameters, from scratch. What is kept is the accuracy on the validation split.
+pixels, and a network of fewer units that has as many parameters, from scratch. What is kept is the accuracy on the
+validation split.
 Results: experiments/results/mnist_worths.json
 """
 
