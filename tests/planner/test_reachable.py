@@ -108,6 +108,13 @@ def test_layers_with_rules_of_their_own_may_cost_nothing() -> None:
         check_reachable(model, replace(budget, config=ruled), example=example)
 
 
+def test_what_goes_with_outputs_that_a_rule_drops_is_not_counted() -> None:
+    model = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 5))
+    config = pcn.PCNConfig(layers={"0": pcn.LayerRule(rank=8, keep_outputs=16)})
+    plan = pcn.compress_(model, [torch.randn(512, 20)], pcn.Budget(stored=4057, config=config))
+    assert plan.whole["stored"][1] == 4057  # the basis of '2' has 16 rows, and not 256
+
+
 @pytest.mark.parametrize(
     ("options", "instead"),
     [

@@ -34,8 +34,10 @@ def check_reachable(
 
     Operations are known where there is an example, on which the model is traced, and layers that were never called
     where there are statistics. All channels are counted, also where some may be dropped: the planner drops them only
-    from ranks that fit by themselves.
+    from ranks that fit by themselves. Where a rule drops some, what goes with them is not known: nothing is foretold.
     """
+    if any(rule.keep_outputs is not None for rule in budget.config.layers.values()):
+        return
     model, budget = unwrap(model), budget.settled()
     plan, prices = _foreseen(model, budget, measured, example, stats)
     free = [layer for layer in plan.transformed if not layer.frozen]
