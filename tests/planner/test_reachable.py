@@ -23,8 +23,17 @@ from planned_network import BATCH, network
 from small import Branching, conv_net, images, vectors
 
 
-@pytest.mark.parametrize("options", [{}, {"two_sided": True}, {"step": 3, "config": pcn.PCNConfig(skip_larger=False)}])
-@pytest.mark.parametrize("unit", ["params", "flops"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"two_sided": True},
+        {"step": 3, "config": pcn.PCNConfig(skip_larger=False)},
+        {"step": 1, "config": pcn.PCNConfig(layers={"7": pcn.LayerRule(rank=0.25), "3": pcn.LayerRule()})},
+        {"step": 1, "config": pcn.PCNConfig(layers={"[37]": pcn.LayerRule(rank=1.0, output_rank=8)})},
+    ],
+)
+@pytest.mark.parametrize("unit", ["params", "flops", "stored"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_what_is_refused_at_once_is_what_the_planner_refuses(
     unit: str, options: dict[str, object], frozen: bool
