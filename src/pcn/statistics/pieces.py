@@ -89,7 +89,7 @@ def add_gram_(sums: Tensor, piece: Tensor) -> None:
         whole = piece[0, 0, :, : parts * length].view(width, parts, length).transpose(0, 1)
         sums += torch.bmm(whole, whole.mT).sum(0, dtype=torch.float64)
         piece = piece[..., parts * length :]
-    for part in piece.split(max(LONGEST_SUM, 4 * width), dim=3) if piece.numel() else ():
+    for part in piece.split(length, dim=3) if piece.numel() else ():
         flat = part.flatten(0, 1)
         sums += torch.bmm(flat, flat.mT).view(summands, groups, width, width).sum(0, dtype=torch.float64)
 
