@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +26,14 @@ def test_one_call_is_the_three_steps() -> None:
     assert pcn.make_plan(second, stats, config).apply_(second, stats) == plan
     assert torch.equal(first(x), second(x))
     assert pcn.get_plan(first) is plan
+
+
+def test_without_its_underscore_it_is_no_module_and_its_name_is_advised() -> None:
+    with pytest.raises(AttributeError, match="module 'pcn' has no attribute 'compress'") as raised:
+        pcn.compress(Mlp(), [vectors()], params=0.25)
+    assert (raised.value.name, raised.value.obj) == ("compress", pcn)  # of which Python makes its advice
+    if sys.version_info >= (3, 12):  # before, only what prints it knew
+        assert "Did you mean: 'compress_'?" in traceback.format_exception_only(raised.value)[0]
 
 
 def test_directions_that_no_sample_has_shown_are_warned_of_once_and_stand_in_the_plan() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import pcn
 from pcn.errors import ConfigError, PCNError, StatisticsError
@@ -59,6 +60,10 @@ def test_a_model_that_is_none(function: str, model: object) -> None:
         (X, r"batches is one Tensor; give an iterable of batches, such as \[batch\]"),
         ({"x": X}, "batches is one dict; give an iterable of batches"),
         (
+            TensorDataset(X),
+            r"batches is a TensorDataset, which holds samples.* DataLoader\(dataset, batch_size=None\) if its items",
+        ),
+        (
             [{"x": X}],
             r"the model failed on .*batch.*, called as model\(x=float32\[64, 12\]\): TypeError: .* forward=lambda",
         ),
@@ -74,6 +79,11 @@ def test_a_model_that_is_none(function: str, model: object) -> None:
 def test_batches_that_the_model_cannot_take(function: str, batches: object, message: str) -> None:
     with pytest.raises(PCNError, match=message):
         TAKES_BATCHES[function](batches)
+
+
+def test_a_data_set_of_batches_is_taken_as_it_is_advised() -> None:
+    batches = DataLoader(TensorDataset(X.view(4, 16, 12)), batch_size=None)
+    assert pcn.analyze(normed(), batches).samples("0") == len(X)
 
 
 def test_batches_that_batch_norm_cannot_be_measured_on() -> None:

@@ -1,6 +1,6 @@
 """The public names: what stands here can be had from ``pcn`` itself."""
 
-from pcn.compress import compress_
+from pcn.compressing import compress_
 from pcn.config import L1Threshold, LayerRule, PCNConfig
 from pcn.errors import (
     ConfigError,

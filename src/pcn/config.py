@@ -103,6 +103,11 @@ class LayerRule:
         how = (self.order, self.precondition, self.kernel_rank, self.sized_for)
         return self.rank is None and self.keep_outputs is None and any(each is not None for each in how)
 
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether only statistics tell its rank."""
+        return self.rank is not None and not isinstance(as_rank_rule(self.rank), Fixed | Fraction)
+
 
 @dataclass(frozen=True)
 class PCNConfig:

@@ -62,6 +62,16 @@ def test_other_limits_are_refused_with_what_could_be_given(name: str, wrong: obj
             ask(**{name: wrong})
 
 
+@pytest.mark.parametrize(
+    ("given", "number"), [("25", "25"), ("0.25", "0.25"), (" 1e3 ", "1000.0"), ("1.5", None), ("0", None), ("", None)]
+)
+def test_a_number_in_quotes_is_told_to_stand_without(given: str, number: str | None) -> None:
+    with pytest.raises(pcn.ConfigError) as refused:
+        pcn.Budget(params=given)
+    advice = re.search(r": write params=(\S+) without quotes$", str(refused.value))
+    assert (advice and advice[1]) == number
+
+
 @pytest.mark.parametrize("wrong", [1.5, 4000.5, "0.5 parameters"])
 def test_parameters_are_whole(wrong: object) -> None:
     with pytest.raises(pcn.ConfigError, match="params="):

@@ -23,8 +23,17 @@ from planned_network import BATCH, network
 from small import Branching, conv_net, images, vectors
 
 
-@pytest.mark.parametrize("options", [{}, {"two_sided": True}, {"step": 3, "config": pcn.PCNConfig(skip_larger=False)}])
-@pytest.mark.parametrize("unit", ["params", "flops"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"two_sided": True},
+        {"step": 3, "config": pcn.PCNConfig(skip_larger=False)},
+        {"step": 1, "config": pcn.PCNConfig(layers={"7": pcn.LayerRule(rank=0.25), "3": pcn.LayerRule()})},
+        {"step": 1, "config": pcn.PCNConfig(layers={"[37]": pcn.LayerRule(rank=1.0, output_rank=8)})},
+    ],
+)
+@pytest.mark.parametrize("unit", ["params", "flops", "stored"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_what_is_refused_at_once_is_what_the_planner_refuses(
     unit: str, options: dict[str, object], frozen: bool
@@ -106,6 +115,13 @@ def test_layers_with_rules_of_their_own_may_cost_nothing() -> None:
             check_reachable(model, budget, example=example)
         ruled = replace(budget.config, layers={"fc1": pcn.LayerRule(rank=1)})
         check_reachable(model, replace(budget, config=ruled), example=example)
+
+
+def test_what_goes_with_outputs_that_a_rule_drops_is_not_counted() -> None:
+    model = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 5))
+    config = pcn.PCNConfig(layers={"0": pcn.LayerRule(rank=8, keep_outputs=16)})
+    plan = pcn.compress_(model, [torch.randn(512, 20)], pcn.Budget(stored=4057, config=config))
+    assert plan.whole["stored"][1] == 4057  # the basis of '2' has 16 rows, and not 256
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,14 @@ def test_the_pilot_takes_large_means_out_and_leaves_small_ones():
     assert torch.equal(pilot_mean(as_block(torch.ones(1, 3), LINEAR)), torch.ones(1, 3))
 
 
-def test_long_sums_in_fp32_stay_exact():
-    rows = torch.rand(500_000, 2)
-    sums = torch.zeros(1, 2, 2, dtype=torch.float64)
-    for piece in pieces(as_block(rows, LINEAR), torch.zeros(1, 2), shift=False):
+@pytest.mark.parametrize("groups", [1, 2])
+def test_long_sums_in_fp32_stay_exact(groups):
+    rows = torch.rand(500_000, 2 * groups)
+    sums = torch.zeros(groups, 2, 2, dtype=torch.float64)
+    for piece in pieces(as_block(rows, LINEAR, groups), torch.zeros(groups, 2), shift=False):
         add_gram_(sums, piece)
-    torch.testing.assert_close(sums[0], rows.double().T @ rows.double(), rtol=3e-7, atol=0)
+    whole = [part.T @ part for part in rows.double().split(2, dim=1)]
+    torch.testing.assert_close(sums, torch.stack(whole), rtol=3e-7, atol=0)
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])

@@ -77,10 +77,11 @@ class Steps:
 def lowest(layer: LayerPlan, budget: Budget, prices: Prices) -> list[Option]:
     """The forms of a layer among which the cheapest is, in any unit or mixture, as each rises with rank.
 
-    A rule of its own may ask for any number.
+    A rule of its own may ask for any number, where only statistics tell which.
     """
     if budget.config.fixes(layer.name):
-        return [Option(None, None, dict.fromkeys(prices.units, 0))]
+        unknown = budget.config.rule_for(layer.name)[0].needs_statistics
+        return [Option(None, None, dict.fromkeys(prices.units, 0) if unknown else prices.after(layer))]
     width = layer.in_features // layer.groups
     planned = replace(layer, rank=multiples(budget.rank_step, width, budget.floor * width)[0])
     outputs = (

@@ -27,7 +27,7 @@ def read_limit(name: str, given: object) -> tuple[Fraction, bool]:
     value, of_now = _signed(given, UNITS[name].called) if isinstance(given, str) else _bare(given)
     whole = of_now or UNITS[name].measured or value.denominator == 1
     if value <= 0 or (of_now and value > 1) or not whole:
-        raise ConfigError(f"{name}={given!r}: give {_wanted(name)}")
+        raise ConfigError(f"{name}={given!r}: give {_wanted(name)}{_unquoted(name, given)}")
     return value, of_now
 
 
@@ -65,3 +65,14 @@ def _wanted(name: str) -> str:
         return "a number of them, or a fraction in (0, 1] such as 0.25 or '25%'"
     unit = UNITS[name].called
     return f"a number of {unit}, or a fraction in (0, 1]; as text either may be below 1: '0.5 {unit}' or '50%'"
+
+
+def _unquoted(name: str, given: object) -> str:
+    """What to write in the place of a number in quotes, which does not say whether it is an amount or a fraction."""
+    number = number_or_text(given)
+    if number is given:
+        return ""
+    with suppress(ConfigError):
+        read_limit(name, number)
+        return f". Text must say which of the two it is: write {name}={number} without quotes"
+    return ""

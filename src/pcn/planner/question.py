@@ -100,7 +100,7 @@ class Question:
         }
         plan = replace(ruled, layers={**ruled.layers, **layers})
         prices = Prices(budget.units, measured or NOTHING, None if budget.flops is None else operations(model, example))
-        held = tuple(p.name for p in whole.transformed if p.frozen)
+        held = tuple(p.name for p in whole.transformed if p.frozen and not config.fixes(p.name))
         question = cls(model, budget, plan, tuple(layers), prices, held, untold=untold or {})
         if measured is not None and not fits(question.offers, question.room):
             question = replace(question, allow_costlier=True)

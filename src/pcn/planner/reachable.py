@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from pcn.config import PCNConfig
 from pcn.errors import ConfigError, TraceError
 from pcn.graph import ChannelGraph, trace
 from pcn.layers import unwrap
@@ -15,7 +16,8 @@ from pcn.planner.least import Steps, is_narrow, lowest
 from pcn.planner.measured import Measured
 from pcn.planner.prices import NOTHING, Prices, added, operations, taken_off
 from pcn.planner.units import MEASURED
-from pcn.planner.unmoved import unmoved
+from pcn.planner.unmoved import NO_SMALLER, unmoved
+from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.making import make_plan
 from pcn.plans.plan import Plan
 from pcn.plans.ranks import unmeasured
@@ -34,18 +36,23 @@ def check_reachable(
 
     Operations are known where there is an example, on which the model is traced, and layers that were never called
     where there are statistics. All channels are counted, also where some may be dropped: the planner drops them only
-    from ranks that fit by themselves.
+    from ranks that fit by themselves. Where a rule drops some, what goes with them is not known: nothing is foretold.
     """
+    if any(rule.keep_outputs is not None for rule in budget.config.layers.values()):
+        return
     model, budget = unwrap(model), budget.settled()
     plan, prices = _foreseen(model, budget, measured, example, stats)
-    free = [layer for layer in plan.transformed if not layer.frozen]
+    config = budget.config
+    free = [layer for layer in plan.transformed if not layer.frozen or config.fixes(layer.name)]
     now = prices.now(model, plan)
     others = taken_off(now, added(dict.fromkeys(now, 0), *map(prices.before, free)))
     offers = {layer.name: lowest(layer, budget, prices) for layer in free}
     limits = {unit: limit for unit in now if (limit := budget.limit(unit, now[unit])) is not None}
-    frozen = tuple(layer.name for layer in plan.transformed if layer.frozen)
-    fixed = {layer.name for layer in free if budget.config.fixes(layer.name)}  # by how much is not known yet
-    changing = {layer.name for layer in free if is_narrow(layer, budget) or len(offers[layer.name]) > 1} | fixed
+    frozen = tuple(layer.name for layer in plan.transformed if layer.frozen and not config.fixes(layer.name))
+    ruled = {layer.name for layer in free if config.fixes(layer.name)}
+    changing = {name for name in ruled if config.rule_for(name)[0].needs_statistics}  # by how much is not known yet
+    own = [layer for layer in free if layer.name not in ruled]
+    changing |= {layer.name for layer in own if is_narrow(layer, budget) or len(offers[layer.name]) > 1}
     kept = unmoved(model, plan, budget, changing, now)
     room = Room(limits, others, now=now, steps=Steps.of(budget, free, prices, others), frozen=frozen, kept=kept)
     if not plan.transformed and not fits(offers, room):
@@ -65,15 +72,24 @@ def _foreseen(
     """Which layers could change, and prices in the units that are known."""
     graph = None if budget.flops is None or example is None else traced(model, example)
     known = {"params": True, "stored": True, "flops": graph is not None} | dict.fromkeys(MEASURED, measured is not None)
-    how = {name: rule for name, rule in budget.config.layers.items() if rule.only_says_how}
-    config = replace(budget.config, rank=1.0, layers=how, skip_larger=False)
+    rules = budget.config.layers.items()
+    told = {name: replace(rule, rank=1.0, output_rank=None) if rule.needs_statistics else rule for name, rule in rules}
+    config = replace(budget.config, rank=1.0, layers=told, skip_larger=False)
     plan = make_plan(model, None, config, graph=graph, example=None if graph is None else example)
-    unseen = {name: why for name in plan.layers if (why := unmeasured(name, stats)) is not None}
-    stay = {name: replace(plan.layers[name], rank=None, reason=why) for name, why in unseen.items()}
+    staying = {name: NO_SMALLER for name, layer in plan.layers.items() if _is_skipped(layer, budget.config)}
+    staying |= {name: why for name in plan.layers if (why := unmeasured(name, stats)) is not None}
+    stay = {name: replace(plan.layers[name], rank=None, reason=why) for name, why in staying.items()}
     plan = replace(plan, layers={**plan.layers, **stay})
     units = tuple(unit for unit in budget.units if known[unit])
     whole = operations(model, example) if "flops" in units else None
     return plan, Prices(units, measured or NOTHING, whole)
+
+
+def _is_skipped(layer: LayerPlan, config: PCNConfig) -> bool:
+    """Whether a layer will stay although a glob asks for a rank, as that would make it larger."""
+    rule, exact = config.rule_for(layer.name)
+    sure = config.fixes(layer.name) and not rule.needs_statistics
+    return sure and not exact and config.skip_larger and layer.rank is not None and layer.is_larger
 
 
 def traced(model: nn.Module, example: Example) -> ChannelGraph:

@@ -28,7 +28,7 @@ class Directions(NamedTuple):
 
 def random(covariance: Tensor, rank: int, name: str) -> Directions:
     """Return orthonormal directions that know nothing of the input; the same ones for the same name."""
-    drawn = torch.randn(*covariance.shape[:2], rank, generator=generator(name), dtype=torch.float64)
+    drawn = torch.randn(*covariance.shape[:2], rank, generator=generator(name), dtype=torch.float64, device="cpu")
     along = torch.linalg.qr(drawn.to(covariance))[0]
     return Directions(along, along, _variances(covariance, along))
 

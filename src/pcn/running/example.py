@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import Dataset, IterableDataset
 
 from pcn.errors import ConfigError
 from pcn.layers import unwrap
@@ -28,9 +29,14 @@ def opened(batches: Batches) -> Iterable[Any]:
 
 
 def checked_batches(batches: Iterable[Any]) -> Iterable[Any]:
-    """Return what can be gone over batch by batch; one batch by itself cannot, nor can None."""
+    """Return what can be gone over batch by batch; one batch by itself cannot, nor can single samples, nor None."""
     if isinstance(batches, Tensor | Mapping):
         raise ConfigError(f"batches is one {type(batches).__name__}; give an iterable of batches, such as [batch]")
+    if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
+        raise ConfigError(
+            f"batches is a {type(batches).__name__}, which holds samples, not batches: give a data loader, "
+            "DataLoader(dataset, batch_size=64), or DataLoader(dataset, batch_size=None) if its items are batches"
+        )
     if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
         raise ConfigError(
             f"batches is of type {type(batches).__name__}; give an iterable of batches: a list or a data loader"

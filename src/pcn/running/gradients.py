@@ -42,7 +42,7 @@ def predicted_loss(
 
 def _drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
     """Labels with the chances that a model gives them; some rows at a time, which may be those of all tokens."""
-    numbers = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator).to(logits)
+    numbers = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator, device="cpu").to(logits)
     rows = zip(logits.split(ROWS), numbers.split(ROWS), strict=True)
     labels = [(each.softmax(-1).cumsum(-1) < number).sum(-1) for each, number in rows]
     return torch.cat(labels).clamp_max(logits.shape[-1] - 1)

@@ -144,7 +144,7 @@ class Collector:
         if self._sampling.fraction is None or x.dim() == kind.spatial + 1:  # one sample by itself
             return x
         count = max(1, round(self._sampling.fraction * len(x)))
-        chosen = torch.randperm(len(x), generator=self._generators[name])[:count].sort().values
+        chosen = torch.randperm(len(x), generator=self._generators[name], device="cpu")[:count].sort().values
         return x.index_select(0, chosen.to(x.device))
 
     def _token(self, x: Tensor, form: tuple[int, int]) -> int:

@@ -48,7 +48,7 @@ def of_rank(covariance: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """
     width = covariance.shape[-1]
     generator = torch.Generator().manual_seed(rank)
-    test = torch.randn(width, min(width, rank + SPARE), generator=generator, dtype=covariance.dtype)
+    test = torch.randn(width, min(width, rank + SPARE), generator=generator, dtype=covariance.dtype, device="cpu")
     basis, _ = torch.linalg.qr(covariance @ test.to(covariance.device))
     core = basis.mT @ (covariance @ basis)
     values, turn = full((core + core.mT) / 2)

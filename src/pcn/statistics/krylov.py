@@ -138,4 +138,4 @@ def random_rows(count: int, like: Tensor) -> Tensor:
     """Rows of the same width, device and precision, the same ones every time for a given shape."""
     dimensions, width = like.shape
     generator = torch.Generator().manual_seed(dimensions)
-    return torch.randn(count, width, generator=generator, dtype=torch.float64).to(like)
+    return torch.randn(count, width, generator=generator, dtype=torch.float64, device="cpu").to(like)

@@ -89,10 +89,9 @@ def add_gram_(sums: Tensor, piece: Tensor) -> None:
         whole = piece[0, 0, :, : parts * length].view(width, parts, length).transpose(0, 1)
         sums += torch.bmm(whole, whole.mT).sum(0, dtype=torch.float64)
         piece = piece[..., parts * length :]
-    if piece.numel() == 0:
-        return
-    flat = piece.flatten(0, 1)
-    sums += torch.bmm(flat, flat.mT).view(summands, groups, width, width).sum(0, dtype=torch.float64)
+    for part in piece.split(length, dim=3) if piece.numel() else ():
+        flat = part.flatten(0, 1)
+        sums += torch.bmm(flat, flat.mT).view(summands, groups, width, width).sum(0, dtype=torch.float64)
 
 
 def suits_kernel(block: Tensor, pilot: Tensor) -> bool:

@@ -33,7 +33,7 @@ class Sketch(Shifted):
         groups, width = pilot.shape
         rank = DEFAULT_RANK if max_rank is None else max_rank
         columns = min(width, rank + max(32, rank))  # the surplus lets the last wanted directions converge
-        test = torch.randn(width, columns, generator=torch.Generator().manual_seed(seed))
+        test = torch.randn(width, columns, generator=torch.Generator().manual_seed(seed), device="cpu")
         return cls(pilot, test.to(pilot).expand(groups, -1, -1))
 
     def _take(self, piece: Tensor) -> None:

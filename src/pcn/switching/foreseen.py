@@ -14,7 +14,6 @@ from pcn.errors import ConfigError
 from pcn.layers import out_width
 from pcn.planner.budget import Budget, config_of
 from pcn.plans.ranks import rank_layers
-from pcn.rank_rules import Fixed, Fraction, as_rank_rule
 from pcn.rewriting.groups import held_by
 from pcn.rewriting.optimizer_checks import check_holds
 from pcn.rewriting.replaced import Replaced
@@ -52,7 +51,7 @@ def check_could_fade(config: PCNConfig, layers: Layers, model: nn.Module) -> Non
 def check_rules(config: PCNConfig, layers: Layers) -> None:
     """Raise what a plan would raise of ranks, orders and outputs, as far as sizes alone tell."""
     known = {pattern: rule if pattern in layers else _any_rank(rule) for pattern, rule in config.layers.items()}
-    known = {pattern: rule if _needs_no_statistics(rule) else _any_rank(rule) for pattern, rule in known.items()}
+    known = {pattern: _any_rank(rule) if rule.needs_statistics else rule for pattern, rule in known.items()}
     rank = config.rank if config.rank is None else 1.0
     rank_layers([(*each, None) for each in layers.items()], None, replace(config, rank=rank, layers=known), {})
     for name, layer in layers.items():
@@ -77,10 +76,6 @@ def _keeping_outputs(config: PCNConfig) -> str | None:
         return "keep_outputs"
     ruled = next((name for name, rule in config.layers.items() if rule.keep_outputs is not None), None)
     return None if ruled is None else f"keep_outputs in layers[{ruled!r}]"
-
-
-def _needs_no_statistics(rule: LayerRule) -> bool:
-    return rule.rank is None or isinstance(as_rank_rule(rule.rank), Fixed | Fraction)
 
 
 def _any_rank(rule: LayerRule) -> LayerRule:
