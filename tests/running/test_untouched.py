@@ -2,12 +2,15 @@
 
 import copy
 import random
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from pcn.errors import TraceError
+from pcn.graph import trace
 from pcn.running.untouched import MODES, training_norms, untouched
 from pcn.statistics import analyze
 
@@ -171,3 +174,46 @@ def test_a_norm_without_running_statistics_always_normalises_by_the_batch():
     model.train()
     model[0].eval(), model[1].eval()
     assert training_norms(model) == {"0"}
+
+
+class Fits(nn.Module):
+    """Makes its buffer anew for what is longer than all before it, notes how long that was, and hooks itself once."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+        self.register_buffer("shift", None)
+        self.longest, self.hooked, self.lengths, self.outer = 0, False, [], nn.Linear(4, 4)
+
+    def forward(self, x):
+        if not self.hooked:
+            self.outer.register_forward_hook(lambda module, args, output: output + 1)
+            self.hooked = True
+        if len(x) > self.longest:
+            self.longest = len(x)
+            self.lengths.append(len(x))
+            self.register_buffer("scale", torch.full((), float(len(x))), persistent=False)
+        if not hasattr(self, "steps"):
+            self.steps = torch.arange(4.0)
+        if self.shift is None:
+            self.shift = torch.ones(4)
+        return self.outer(x) * self.scale + self.steps + self.shift
+
+
+def trace_it(model, x):
+    with suppress(TraceError):
+        trace(model, x)
+
+
+@pytest.mark.parametrize("look", [trace_it, lambda model, x: analyze(model, [x])])
+def test_what_a_model_makes_while_it_runs_is_made_again(look):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Fits(), nn.Linear(4, 2)), torch.randn(5, 4)
+    expected = copy.deepcopy(model)(x)
+    look(model, x)
+    assert (model[0].longest, model[0].hooked, model[0].lengths, model[0].shift) == (0, False, [], None)
+    assert not hasattr(model[0], "steps")
+    assert not model[0].outer._forward_hooks
+    assert model(x).equal(expected)
+    look(model, x)
+    assert model(x).equal(expected)

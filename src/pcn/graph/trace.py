@@ -18,7 +18,7 @@ from pcn.running.example import AsModule, Example
 from pcn.running.modes import train_code_
 from pcn.running.quiet import quiet
 from pcn.running.seeded import same_numbers
-from pcn.running.untouched import same_modes
+from pcn.running.untouched import same_holdings, same_modes
 
 
 def capture(model: nn.Module, example: Example, *, training: bool = False) -> torch.export.ExportedProgram:
@@ -30,8 +30,10 @@ def capture(model: nn.Module, example: Example, *, training: bool = False) -> to
     """
     try:
         with ExitStack() as stack:
-            for context in (same_modes(model), quiet(), torch.compiler.set_stance("force_eager")):
-                stack.enter_context(context)
+            stack.enter_context(same_modes(model))
+            stack.enter_context(same_holdings(model))
+            stack.enter_context(quiet())
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
             if training:
                 stack.enter_context(same_numbers())
                 stack.enter_context(torch.enable_grad())

@@ -49,21 +49,34 @@ def as_containers(value: Any) -> Any:
     return value if all(isinstance(leaf, plain) for leaf in tree_leaves(value)) else tensors_in(value)
 
 
-def fresh_copy(value: Any, tensors: bool = True) -> Any:
-    """The same in containers of its own, and with ``tensors`` of its own: whoever is given it may change them.
+def fresh_copy(value: Any, tensors: bool = True, known: dict[int, tuple[Any, Any]] | None = None) -> Any:
+    """The same in containers and objects of its own, with ``tensors`` of its own too: it may be changed.
+
+    ``known`` has objects and their copies, by the ids of the objects, which stay their own as long as they are held.
 
     >>> given = {"x": [1, 2]}
     >>> fresh_copy(given)["x"].pop(), given
     (2, {'x': [1, 2]})
     """
-    return tree_map(partial(_copied, tensors=tensors), value)
+    return tree_map(partial(_copied, tensors=tensors, known={} if known is None else known), value)
 
 
-def _copied(leaf: Any, tensors: bool) -> Any:
+def _copied(leaf: Any, tensors: bool, known: dict[int, tuple[Any, Any]]) -> Any:
     if isinstance(leaf, Tensor):
         return leaf.clone() if tensors else leaf
-    if not isinstance(leaf, MutableMapping):
+    if isinstance(leaf, MutableMapping):  # one that pytrees do not know
+        new = copy.copy(leaf)
+        new.update({key: fresh_copy(each, tensors, known) for key, each in leaf.items()})
+        return new
+    if id(leaf) in known:
+        return known[id(leaf)][1]
+    if not tensors_in(leaf):
         return leaf
-    new = copy.copy(leaf)  # a mapping that pytrees do not know
-    new.update({key: fresh_copy(each, tensors) for key, each in leaf.items()})
+    try:
+        new = copy.copy(leaf)
+    except Exception:  # nobody knows how to copy it
+        return leaf
+    known[id(leaf)] = leaf, new
+    held = getattr(new, "__dict__", {})
+    held.update({name: fresh_copy(each, tensors, known) for name, each in held.items()})
     return new

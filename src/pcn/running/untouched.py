@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,12 @@ from pcn.running.stock import plain
 
 Mode = Literal["eval", "batch", "train"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+Container = dict[Any, Any] | list[Any] | set[Any]
 
 
 @contextmanager
 def untouched(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
-    """Run a model eagerly and without gradients; its modes, buffers and the random numbers are put back afterwards.
+    """Run a model eagerly and without gradients; what it holds, its modes and random numbers are put back afterwards.
 
     It runs in eval mode; with ``"batch"`` batch norms normalise by the batch's own statistics, as in training, while
     dropout is off; with ``"train"`` it runs as it stands. Batch norms that are frozen stay so where the model stands in
@@ -34,6 +35,7 @@ def untouched(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.enter_context(same_modes(model))
+        stack.enter_context(same_holdings(model))
         stack.enter_context(_same_buffers(model))
         stack.enter_context(torch.random.fork_rng(devices=_cuda_devices(model)))
         stack.enter_context(other_numbers_kept())
@@ -127,6 +129,35 @@ def same_modes(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def same_holdings(model: nn.Module) -> Iterator[None]:
+    """Give every module back its attributes, tensors, parts and hooks: what its code makes while it runs comes again.
+
+    What it notes belongs to what it makes. A length for which a buffer was made anew, or a mark that hooks are there,
+    is wrong without them, and a tracer's tensors are of no use to anybody.
+
+    >>> model = nn.Linear(2, 2)
+    >>> with same_holdings(model):
+    ...     model.calls, model.bias = 1, None
+    >>> hasattr(model, "calls"), model.bias is None
+    (False, False)
+    """
+    attributes = [vars(module) for module in model.modules()]
+    containers = (each for held in attributes for each in held.values() if isinstance(each, dict | list | set))
+    kept = [(now, now.copy()) for now in (*attributes, *containers)]
+    try:
+        yield
+    finally:
+        for now, before in kept:
+            if _identities(now) != _identities(before):
+                now.clear()
+                now.extend(before) if isinstance(now, list) else now.update(before)
+
+
+def _identities(container: Container) -> list[int]:
+    return [id(each) for each in (*container, *(container.values() if isinstance(container, dict) else ()))]
 
 
 @contextmanager
