@@ -193,19 +193,26 @@ def best_rate(records: Sequence[Record], name: str) -> float:
 
 
 def table(records: Sequence[Record]) -> str:
-    """The means over seeds, and the differences from the network that trains as many parameters, seed by seed."""
+    """The means over seeds, and the differences from two networks, seed by seed: of as many parameters, and of all."""
     final = [record for record in records if record["seed"] != GRID_SEED]
-    narrow = {record["seed"]: record["test_loss"] for record in final if record["network"] == NARROW}
-    head = ["network", "rate", "trained", "stored", "MFLOPs", "test loss", "minus narrow, seed by seed"]
+    losses = {(record["network"], record["seed"]): record["test_loss"] for record in final}
+    head = ["network", "rate", "trained", "stored", "MFLOPs", "test loss"]
+    head += [f"minus {each}, seed by seed" for each in ("narrow", "wide")]
     rows = []
     for name in NETWORKS:
         own = sorted((record for record in final if record["network"] == name), key=lambda record: record["seed"])
         if own:
             counts = [f"{mean(own, key):,.0f}" for key in ("trainable_params", "total_params")]
-            apart = ", ".join(f"{each['test_loss'] - narrow[each['seed']]:+.3f}" for each in own)
             flops, loss = f"{mean(own, 'flops_per_sample') / 1e6:.0f}", f"{mean(own, 'test_loss'):.3f}"
-            rows.append([name, f"{own[0]['learning_rate']:g}", *counts, flops, loss, "" if name == NARROW else apart])
+            beside = [minus(losses, name, other) for other in (NARROW, PARENT)]
+            rows.append([name, f"{own[0]['learning_rate']:g}", *counts, flops, loss, *beside])
     return markdown(head, rows)
+
+
+def minus(losses: Mapping[tuple[str, int], float], ours: str, theirs: str) -> str:
+    """One network's losses minus another's, seed by seed; nothing beside itself."""
+    seeds = sorted(seed for name, seed in losses if name == ours and (theirs, seed) in losses)
+    return "" if ours == theirs else ", ".join(f"{losses[ours, seed] - losses[theirs, seed]:+.3f}" for seed in seeds)
 
 
 def mean(records: Sequence[Record], key: str) -> float:
