@@ -7,8 +7,9 @@ Two decoder layers read 64 bytes at a time; AdamW, one cycle of the rate, 900 st
 and then trains two fifths of the parameters. Beside it stand Llamas that train as many numbers, or store and multiply
 about as many as the PCN with its bases: narrower ones from scratch, and the wide one with its weights factorised by
 SVD after 150 steps, all but the last layer's, to the same share of the full rank. What coordinates that are sized for
-Adam give by themselves is shown by a narrow Llama, and the wide one, that are rewritten in all of them. Each has the
-best of the learning rates, by the loss of a seed of its own on held-out bytes; other bytes are the test.
+Adam give by themselves is shown by a narrow Llama, and the wide one, that are rewritten in all of them; that gives
+layers biases, which a narrow Llama with such, from scratch, stands beside. Each has the best of the learning rates, by
+the loss of a seed of its own on held-out bytes; other bytes are the test.
 Results: benchmarks/results/small_llama.json
 """
 
@@ -48,25 +49,26 @@ TEXT = TRAINED + 2 * HELD_OUT  # to train on, for validation, and the test
 PARENT, PCN = "wide", "PCN within a budget"
 NARROW, NARROW_STORED = "narrow, as many trained", "narrow, as many stored"
 LOW_RANK, LOW_RANK_STORED = "low rank by SVD, as many trained", "low rank by SVD, as many stored"
+BIASED = "narrow, as many trained, with biases"
 NARROW_ROTATED, ROTATED = (
     "narrow, as many trained, in sized principal coordinates",
     "wide, in sized principal coordinates",
 )
 AS_STORED = (NARROW_STORED, LOW_RANK_STORED)  # as large as the PCN of the grid at its best rate
-NETWORKS = (PARENT, PCN, NARROW, NARROW_ROTATED, NARROW_STORED, LOW_RANK, LOW_RANK_STORED, ROTATED)
+NETWORKS = (PARENT, PCN, NARROW, BIASED, NARROW_ROTATED, NARROW_STORED, LOW_RANK, LOW_RANK_STORED, ROTATED)
 
 
-def llama(hidden: int = HIDDEN, inner: int = INNER) -> nn.Module:
+def llama(hidden: int = HIDDEN, inner: int = INNER, *, biases: bool = False) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": LAYERS}
     heads = {"num_attention_heads": HEADS, "num_key_value_heads": HEADS}
     tokens = {"vocab_size": 256, "bos_token_id": None, "eos_token_id": None, "max_position_embeddings": LENGTH}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, **tokens))
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, **tokens, attention_bias=biases, mlp_bias=biases))
 
 
 def parameters(hidden: int, inner: int) -> int:
-    """How many such a Llama has: embedding and last layer, attention and MLPs, norms."""
+    """How many such a Llama has without biases: embedding and last layer, attention and MLPs, norms."""
     return 2 * 256 * hidden + LAYERS * (4 * hidden**2 + 3 * hidden * inner + 2 * hidden) + hidden
 
 
@@ -92,8 +94,9 @@ class Run:
 def run(each: Run) -> Record:
     data = bytes_of(each.text)
     torch.manual_seed(each.seed)
-    shape = narrow(each.limit) if each.network in (NARROW, NARROW_STORED, NARROW_ROTATED) else (HIDDEN, INNER)
-    model = llama(*shape)
+    is_narrow = each.network in (NARROW, BIASED, NARROW_STORED, NARROW_ROTATED)
+    shape = narrow(each.limit) if is_narrow else (HIDDEN, INNER)
+    model = llama(*shape, biases=each.network == BIASED)
     switch = switching(each, model, data[:TRAINED])
     train(model, each.rate, data[:TRAINED], torch.Generator().manual_seed(each.seed), switch)
     cost = count(model)

@@ -35,7 +35,8 @@ def test_every_run_is_there_once_at_the_best_rate_of_the_grid_and_meets_its_size
             assert 0.98 * small_llama.stored(records) < stored <= small_llama.stored(records)
             continue
         asked = whole if name in (small_llama.PARENT, small_llama.ROTATED) else small_llama.SHARE * whole
-        biases = 0.02 * whole if name in (small_llama.ROTATED, small_llama.NARROW_ROTATED) else 0
+        biased = small_llama.ROTATED, small_llama.NARROW_ROTATED, small_llama.BIASED
+        biases = 0.02 * asked if name in biased else 0
         assert 0.98 * asked < record["trainable_params"] <= asked + biases  # which rewritten layers get
 
 
@@ -56,7 +57,9 @@ def test_the_grid_comes_first_and_what_is_there_is_not_run_again(
 
     for name, value in {"HIDDEN": 64, "INNER": 256, "CALIBRATION": 4, "TRAINED": 2_000, "HELD_OUT": 500}.items():
         monkeypatch.setattr(small_llama, name, value)
-    monkeypatch.setattr(small_llama, "llama", lambda hidden=64, inner=256, make=small_llama.llama: make(hidden, inner))
+    monkeypatch.setattr(
+        small_llama, "llama", lambda hidden=64, inner=256, *, make=small_llama.llama, **how: make(hidden, inner, **how)
+    )
     monkeypatch.setattr(small_llama, "RATES", (3e-3,))
     monkeypatch.setattr(small_llama, "TEXT", 3_000)
     monkeypatch.setattr(texts, "STEPS", 6)
