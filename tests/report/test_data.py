@@ -15,6 +15,7 @@ from torch import nn
 import pcn
 from pcn.cli import main
 from pcn.report import of, of_run, render, write_report
+from pcn.report.headline import of_run as numbers_of_run
 from pcn.report.history import before_and_after, growth_before_and_after, history_of
 from pcn.report.toml import same_run
 from pcn.training import Settings, spectra
@@ -63,6 +64,27 @@ def test_a_run_writes_its_report(switched: Path, capsys: pytest.CaptureFixture[s
     assert (switched / "report.html").read_text(encoding="utf-8") == page
 
 
+@pytest.mark.parametrize(("joules", "known"), [(None, (None, None)), (50.0, (50.0, 50.0))])
+def test_a_gpu_without_a_counter_is_told_of_and_a_cpu_needs_none(joules: float | None, known: tuple[Any, Any]) -> None:
+    def told(peak: int | None) -> dict[str, tuple[Any, Any]]:
+        epochs: list[dict[str, Any]] = [
+            {
+                "event": "epoch",
+                "epoch": epoch,
+                "step": 10 * epoch,
+                "train_seconds": float(epoch),
+                "energy_j": None if joules is None else joules * epoch,
+                "peak_memory_bytes": peak,
+            }
+            for epoch in range(1, 7)
+        ]
+        metrics = [*epochs[:3], {"event": "switch", "epoch": 3, "step": 30}, *epochs[3:]]
+        return {row["label"]: (row["before"], row["after"]) for row in numbers_of_run(None, metrics, None)}
+
+    assert told(2**20)["Energy per epoch"] == known
+    assert ("Energy per epoch" in told(None)) == (joules is not None)
+
+
 def test_the_numbers_are_those_of_the_run(switched: Path) -> None:
     report, result = of_run(switched), json.loads((switched / "result.json").read_text())
     plan = pcn.Plan.from_json((switched / "plan.json").read_text())
@@ -76,7 +98,7 @@ def test_the_numbers_are_those_of_the_run(switched: Path) -> None:
     assert told["Training memory"][0] > 4 * 4 * before  # weights, gradients and Adam's two moments, 4 bytes each
     assert 4 * 4 * after < told["Training memory"][1] < told["Training memory"][0]
     assert all(side is not None and side > 0 for side in told["Time per epoch"])
-    assert told["Energy per epoch"] == (None, None)  # no counter on a CPU
+    assert not {"Peak GPU memory", "Energy per epoch"} & told.keys()  # on a CPU
     assert report["accuracy"]["test"] == result["test_accuracy"]
     assert report["facts"][:2] == ["3 epochs", "switched after epoch 2"]
     assert [layer["kept"]["rank"] for layer in report["layers"]] == [layer.rank for layer in plan.layers.values()]

@@ -41,7 +41,8 @@ def of_run(plan: Plan | None, metrics: Sequence[Record], result: Record | None) 
         number("Time per epoch", "seconds", seconds, "median, training alone"),
         number("Energy per epoch", "joules", energy, "median, by an NVIDIA GPU's own counter"),
     ]
-    return [row for row in rows if row["label"] != "Peak GPU memory" or peak[0] is not None]
+    none_here = () if peak[0] is not None else ("Peak GPU memory", "Energy per epoch")  # there is no GPU
+    return [row for row in rows if row["label"] not in none_here or row["before"] is not None]
 
 
 def number(label: str, unit: str, sides: tuple[float | None, float | None], note: str = "") -> Record:
