@@ -63,7 +63,7 @@ def test_the_grid_comes_first_and_what_is_there_is_not_run_again(
     )
     wide_dense.do(records, [0], options)
     rates, networks = len(wide_dense.RATES), len(wide_dense.NETWORKS)
-    grid, alone = networks * rates, len(wide_dense.GRID_ALONE) * rates
+    grid, alone = networks * rates, rates  # the wide network in its coordinates
     seeds = [record["seed"] for record in records.records]
     assert seeds == [wide_dense.GRID_SEED] * grid + [0] * networks + [wide_dense.GRID_SEED] * alone
     assert [record["test_accuracy"] is None for record in records.records] == [seed != 0 for seed in seeds]
