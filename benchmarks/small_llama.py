@@ -1,6 +1,6 @@
 """A small Llama on the bytes of a text: its PCN within a budget, and what a user would do instead.
 
-    python benchmarks/small_llama.py --text FILE --together 2    # the grid, then three seeds: an hour on two cores
+    python benchmarks/small_llama.py --text FILE    # the grid, then three seeds: an hour on one core
     python benchmarks/small_llama.py --table
 
 Two decoder layers read 64 bytes at a time; AdamW, one cycle of the rate, 900 steps. The PCN switches after 150 of them
@@ -16,7 +16,6 @@ Results: benchmarks/results/small_llama.json
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -31,6 +30,8 @@ from peers import RESULTS  # which finds the experiments' modules as well
 
 # isort: split
 import pcn
+from grid_rates import GRID_SEED, best_rate, find
+from grouping import mean
 from jobs import run_all
 from markdown_tables import markdown
 from pcn.costs.count import count, flops_per_sample
@@ -43,7 +44,6 @@ HIDDEN, INNER = 192, 512
 HEADS, LAYERS = 4, 2
 SHARE = 0.4  # of the parameters, that the PCN trains
 RATES = (3e-4, 1e-3, 3e-3)
-GRID_SEED = 100
 CALIBRATION = 16  # batches
 TEXT = TRAINED + 2 * HELD_OUT  # to train on, for validation, and the test
 PARENT, PCN = "wide", "PCN within a budget"
@@ -153,7 +153,7 @@ def low_rank(model: nn.Module, _: Tensor, optimizer: Optimizer, __: torch.Genera
 def do(records: Records, seeds: Sequence[int], options: argparse.Namespace) -> None:
     """What is missing, each stage once those are there that it depends on."""
     for stage in stages(records, seeds, options.text):
-        missing = [each for each in stage if find(records.records, each) is None]
+        missing = [each for each in stage if find(records.records, each.network, each.seed, each.rate) is None]
         if failed := run_all(missing, run, partial(done, records), together=options.together, reuse=True):
             raise SystemExit(f"{failed} of {len(missing)} runs failed")
 
@@ -167,14 +167,15 @@ def stages(records: Records, seeds: Sequence[int], text: Path) -> Iterator[list[
     ]
     limits |= dict.fromkeys(AS_STORED, stored(records.records))
     yield [Run(name, GRID_SEED, rate, limits[name], text) for name, rate in product(AS_STORED, RATES)]
-    best = {name: best_rate(records.records, name) for name in NETWORKS}
-    yield [Run(name, seed, best[name], limits[name], text) for seed, name in product(seeds, NETWORKS)]
+    rates = {name: best(records.records, name) for name in NETWORKS}
+    yield [Run(name, seed, rates[name], limits[name], text) for seed, name in product(seeds, NETWORKS)]
 
 
 def stored(records: Sequence[Record]) -> int:
     """How many numbers the PCN of the grid stores at its best rate."""
-    found = PCN, GRID_SEED, best_rate(records, PCN)
-    return next(r["total_params"] for r in records if (r["network"], r["seed"], r["learning_rate"]) == found)
+    found = find(records, PCN, GRID_SEED, best(records, PCN))
+    assert found is not None
+    return int(found["total_params"])
 
 
 def done(records: Records, record: Record) -> None:
@@ -183,16 +184,9 @@ def done(records: Records, record: Record) -> None:
     print(f"{record['network']} seed {record['seed']} rate {record['learning_rate']:g}: {loss:.4f}", flush=True)
 
 
-def find(records: Sequence[Record], each: Run) -> Record | None:
-    wanted = each.network, each.seed, each.rate
-    return next((r for r in records if (r["network"], r["seed"], r["learning_rate"]) == wanted), None)
-
-
-def best_rate(records: Sequence[Record], name: str) -> float:
-    """The rate of the grid with the lowest loss on the held-out bytes, the lowest of those that are equal."""
-    grid = (record for record in records if (record["network"], record["seed"]) == (name, GRID_SEED))
-    losses = {record["learning_rate"]: record["validation_loss"] for record in grid}
-    return min(RATES, key=losses.__getitem__)
+def best(records: Sequence[Record], name: str) -> float:
+    """The rate with the lowest loss on the held-out bytes."""
+    return best_rate(records, name, RATES, "validation_loss", best=min)
 
 
 def table(records: Sequence[Record]) -> str:
@@ -216,10 +210,6 @@ def minus(losses: Mapping[tuple[str, int], float], ours: str, theirs: str) -> st
     """One network's losses minus another's, seed by seed; nothing beside itself."""
     seeds = sorted(seed for name, seed in losses if name == ours and (theirs, seed) in losses)
     return "" if ours == theirs else ", ".join(f"{losses[ours, seed] - losses[theirs, seed]:+.3f}" for seed in seeds)
-
-
-def mean(records: Sequence[Record], key: str) -> float:
-    return statistics.fmean(record[key] for record in records)
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ wide that becomes a PCN of that size; and networks that train as many numbers, o
 with its bases: narrower ones from scratch, and the wide one with its weights factorised by SVD after epoch 1, all but
 the last layer's, to the same share of the full rank. What the coordinates give by themselves is shown by a narrow
 network that is rewritten in all of its sized principal coordinates, and by the wide one in all of its own before any
-training, which is in the grid alone, as it takes twice as long as the wide network. Each has the best of the learning rates, by the validation split of a
-seed of its own. Nothing is compiled. Runs whose seconds are kept have the machine to themselves, one after another;
-those of --shared have none, and the table leaves them out.
+training, which is in the grid alone, as it takes twice as long as the wide network. Each has the best of the learning
+rates, by the validation split of a seed of its own. Nothing is compiled. Runs whose seconds are kept have the machine
+to themselves, one after another; those of --shared have none, and the table leaves them out.
 Results: benchmarks/results/wide_dense.json
 """
 
@@ -31,11 +31,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from peers import RESULTS, folder  # which finds the experiments' modules as well
+
+# isort: split
+from grid_rates import GRID_SEED, best_rate, find
+from grouping import mean
 from markdown_tables import markdown
 from pcn.costs.count import flops_per_sample
 from pcn.training import Settings, Trainer
 from pcn.training.meter import training_bytes
-from peers import RESULTS, folder  # which finds the experiments' modules as well
 from peers.factors import Layer, all_layers
 from peers.svd import QuarterRank
 from peers.trainer import PeerTrainer
@@ -46,7 +50,6 @@ EPOCHS, SWITCH = 12, 1
 WIDTH, PIXELS, CLASSES = 1024, 3 * 32 * 32, 10
 SHARE = 0.1  # of the parameters, that the PCN trains
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
-GRID_SEED = 100
 PARENT = "wide"
 PCN, UNSIZED = "PCN within a budget", "PCN, not sized for Adam"
 RANDOM, RANDOM_UNSIZED = "PCN, random directions", "PCN, random directions, not sized for Adam"
@@ -198,7 +201,7 @@ def do(records: Records, seeds: Sequence[int], options: argparse.Namespace) -> N
 def wanted(records: Records, seeds: Sequence[int]) -> Iterator[tuple[str, int, float]]:
     """The grid first, then seed by seed at the rate that it has chosen by then, last what is in the grid alone."""
     yield from ((name, GRID_SEED, rate) for name, rate in product(NETWORKS, RATES))
-    yield from ((name, seed, best_rate(records.records, name)) for seed, name in product(seeds, NETWORKS))
+    yield from ((name, seed, best(records.records, name)) for seed, name in product(seeds, NETWORKS))
     yield from ((ROTATED, GRID_SEED, rate) for rate in RATES)
 
 
@@ -210,22 +213,13 @@ def stored(records: Records, name: str, seed: int) -> int | None:
     return int(found["total_params"])
 
 
-def find(records: Sequence[Record], name: str, seed: int, rate: float) -> Record | None:
-    wanted = name, seed, rate
-    return next((r for r in records if (r["network"], r["seed"], r["learning_rate"]) == wanted), None)
-
-
-def best_rate(records: Sequence[Record], name: str) -> float:
-    """The rate of the grid with the best validation accuracy, the lowest of those that are equal."""
-    accuracies = {
-        r["learning_rate"]: r["validation_accuracy"] for r in records if (r["network"], r["seed"]) == (name, GRID_SEED)
-    }
-    return max(RATES, key=accuracies.__getitem__)
+def best(records: Sequence[Record], name: str) -> float:
+    return best_rate(records, name, RATES, "validation_accuracy")
 
 
 def finals(records: Sequence[Record]) -> list[Record]:
     """The runs at the rate that the grid has chosen, by seed; those at others were made when it was smaller."""
-    rates = {name: best_rate(records, name) for name in NETWORKS}
+    rates = {name: best(records, name) for name in NETWORKS}
     found = (r for r in records if r["seed"] != GRID_SEED and r["learning_rate"] == rates[r["network"]])
     return sorted(found, key=lambda record: record["seed"])
 
@@ -248,10 +242,6 @@ def table(records: Sequence[Record]) -> str:
             flops, held = f"{mean(runs, 'flops_per_sample') / 1e6:.2f}", f"{mean(runs, 'training_bytes') / 1e6:.0f}"
             rows.append([name, f"{runs[0]['learning_rate']:g}", *counts, flops, *accuracy, *times, held])
     return markdown(head, rows)
-
-
-def mean(records: Sequence[Record], key: str) -> float:
-    return statistics.fmean(record[key] for record in records)
 
 
 def main() -> None:

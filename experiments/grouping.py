@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 Record = dict[str, Any]
@@ -36,5 +37,5 @@ def grouped(records: list[Record], key: str) -> dict[Any, list[Record]]:
     return found
 
 
-def mean(records: list[Record], key: str) -> float:
+def mean(records: Sequence[Record], key: str) -> float:
     return statistics.fmean(record[key] for record in records)

@@ -1,10 +1,12 @@
-"""What README and the comparison's text say of differences is what the records give."""
+"""Tables on pages are those that their commands print, and what the text says of numbers is what the records give."""
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 from functools import cache
+from importlib import import_module
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -44,20 +46,13 @@ def of_the_trials() -> list[list[Runs]]:
 
 
 def of_the_dense_network() -> list[list[Runs]]:
-    """Accuracies by seed of every network at the rate that is best in its grid, which has no test accuracies."""
+    """Accuracies by seed of every network."""
+    import wide_dense
     from peers.report import by_seed
-    from peers.results import RESULTS
     from records import Records
 
-    groups: dict[str, list[Any]] = {}
-    for record in Records(RESULTS / "wide_dense.json").records:
-        groups.setdefault(record["network"], []).append(record)
-    chosen = []
-    for runs in groups.values():
-        grid = [run for run in runs if run["test_accuracy"] is None]
-        rate = max(grid, key=lambda run: run["validation_accuracy"])["learning_rate"]
-        chosen.append(by_seed([run for run in runs if run["learning_rate"] == rate]))
-    return [[runs for runs in chosen if runs]]
+    final = wide_dense.finals(Records(wide_dense.RESULTS / "wide_dense.json").records)
+    return [[by_seed([run for run in final if run["network"] == name]) for name in wide_dense.NETWORKS]]
 
 
 @cache
@@ -75,6 +70,21 @@ def known() -> dict[tuple[str, str], set[int]]:
                 ends = f"{difference.low:+.2f}", f"{difference.high:+.2f}"
                 found.setdefault(ends, set()).add(difference.pairs)
     return found
+
+
+PAGES = {
+    "wide_dense": "comparison.md",
+    "small_llama": "comparison.md",
+    "sized_for_adam": "planner.md",
+    "mnist_worths": "planner.md",
+}
+
+
+@pytest.mark.parametrize("script", PAGES)
+def test_a_page_has_the_table_that_its_command_prints(script: str) -> None:
+    module = import_module(script)
+    records = json.loads((module.RESULTS / f"{script}.json").read_text())["records"]
+    assert module.table(records) in (ROOT / "docs" / PAGES[script]).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("page", "least"), [("README.md", 7), ("docs/comparison.md", 40)])
@@ -132,3 +142,67 @@ def test_steps_take_the_share_that_readme_says() -> None:
         assert f"| {name} | {paper} | {budget} | {narrow} |" in text
     paper, narrow = shares("wide_resnet20x4-pcn1", 1024)
     assert f"| one H200, batch 1024, four times as wide | {paper} | | {narrow} |" in text
+
+
+def said_on(page: str) -> str:
+    return re.sub(r"\s+", " ", (ROOT / page).read_text(encoding="utf-8"))
+
+
+def test_the_small_llamas_end_as_far_apart_as_is_said() -> None:
+    import small_llama as each
+
+    records = json.loads((each.RESULTS / "small_llama.json").read_text())["records"]
+    final = [record for record in records if record["test_loss"] is not None]
+
+    def apart(ours: str, theirs: str) -> str:
+        """By how much more one loses than the other."""
+        ends = ([run["test_loss"] for run in final if run["network"] == name] for name in (ours, theirs))
+        mine, other = map(statistics.fmean, ends)
+        return f"{mine - other:.3f}"
+
+    readme, page = said_on("README.md"), said_on("docs/comparison.md")
+    below_narrow, below_ours = apart(each.NARROW, each.PCN), apart(each.PCN, each.NARROW_ROTATED)
+    above_wide = apart(each.PCN, each.PARENT)
+    assert f"ends {below_narrow} nats per byte below a narrower Llama that trains as many" in readme
+    assert f"rewritten in all of its own ends {below_ours} below the PCN" in readme
+    assert f"ends {below_narrow} nats per byte below a narrower one" in page
+    assert f"and {above_wide} above the wide one. A narrow Llama" in page
+    assert f"principal coordinates ends {below_ours} below the PCN" in page
+    assert f"by {below_narrow} in the mean, and ends {above_wide} above the wide one" in page
+    assert f"ends {below_ours} below the PCN and {apart(each.PARENT, each.NARROW_ROTATED)} below the wide Llama" in page
+    assert f"so rewritten {apart(each.PARENT, each.ROTATED)} below itself" in page
+    assert f"ends {apart(each.LOW_RANK, each.NARROW)} above the narrower Llama" in page
+    assert f"ends {apart(each.LOW_RANK_STORED, each.PCN)} above the PCN" in page
+
+
+def test_what_sizing_does_to_single_layers_is_what_budgets_say() -> None:
+    import mnist_worths
+    import wide_dense as each
+
+    final = each.finals(json.loads((each.RESULTS / "wide_dense.json").read_text())["records"])
+
+    def accuracy(name: str) -> str:
+        return f"{statistics.fmean(run['test_accuracy'] for run in final if run['network'] == name):.2f}"
+
+    def gained(ours: str, theirs: str) -> tuple[float, float]:
+        """By how much one arm is above another on MNIST, at the share where it is so by least and by most."""
+        records = json.loads((mnist_worths.RESULTS / "mnist_worths.json").read_text())["records"]
+        means = {
+            share: [
+                statistics.fmean(r["validation_accuracy"] for r in records if r["network"] == f"hedged, {arm} {share}")
+                for arm in (ours, theirs)
+            ]
+            for share in mnist_worths.SHARES
+        }
+        apart = [mine - other for mine, other in means.values()]
+        return min(apart), max(apart)
+
+    page = said_on("docs/planner.md")
+    first, every, none = map(accuracy, (each.AT_ONCE_FIRST_UNSIZED, each.AT_ONCE, each.AT_ONCE_UNSIZED))
+    assert f"then ends at {first}, with every layer sized at {every} and with none at {none}" in page
+    less, more = gained("all but the first layer sized for Adam", "sized for Adam")
+    assert f"on MNIST that makes {-less:.2f} less to {more:.2f} more" in page
+    before = "before any training, "
+    least, most = gained(f"{before}all but the first layer sized", f"{before}sized for Adam")
+    assert f"On MNIST it is {least:.2f} to {most:.2f} above every layer sized" in page
+    assert f"ends at {accuracy(each.PCN)} with every layer sized and at {accuracy(each.FIRST_UNSIZED)} where" in page

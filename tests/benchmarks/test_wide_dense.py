@@ -11,15 +11,6 @@ import pytest
 
 from random_files import write_cifar10
 
-PAGE = Path(__file__).parents[2] / "docs" / "comparison.md"
-
-
-def test_the_page_shows_the_results() -> None:
-    import wide_dense
-
-    records = json.loads((wide_dense.RESULTS / "wide_dense.json").read_text())["records"]
-    assert wide_dense.table(records) in PAGE.read_text()
-
 
 def test_every_run_is_there_once_at_the_rate_of_the_grid_and_meets_its_size() -> None:
     import wide_dense

@@ -8,15 +8,6 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "planner.md"
-
-
-def test_the_page_shows_the_results() -> None:
-    import mnist_worths
-
-    records = json.loads((mnist_worths.RESULTS / "mnist_worths.json").read_text())["records"]
-    assert mnist_worths.table(records) in PAGE.read_text()
-
 
 @pytest.mark.parametrize("there", [0, 1, 4, 6, 20])
 def test_a_table_of_a_part(there: int) -> None:

@@ -9,15 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-PAGE = Path(__file__).parents[2] / "docs" / "planner.md"
-
-
-def test_the_page_shows_the_results() -> None:
-    import sized_for_adam
-
-    records = json.loads((sized_for_adam.RESULTS / "sized_for_adam.json").read_text())["records"]
-    assert sized_for_adam.table(records) in PAGE.read_text()
-
 
 def test_every_run_is_there_once_and_both_sizes_train_as_many_parameters() -> None:
     import sized_for_adam as each

@@ -217,3 +217,32 @@ def test_what_a_model_makes_while_it_runs_is_made_again(look):
     assert model(x).equal(expected)
     look(model, x)
     assert model(x).equal(expected)
+
+
+class Fixed(dict):
+    """What refuses to be changed, as a model's outputs in transformers do."""
+
+    def copy(self):
+        raise TypeError
+
+    def clear(self):
+        raise TypeError
+
+
+class Remembers(nn.Linear):
+    """Keeps what it has put out in a mapping of a class of its own."""
+
+    last = Fixed()
+
+    def forward(self, x):
+        self.last["calls"] = self.last.get("calls", 0) + 1
+        self.last = Fixed(output=super().forward(x))
+        return self.last["output"]
+
+
+def test_a_container_of_ones_own_is_put_back_and_not_taken_apart():
+    model, x = nn.Sequential(Remembers(4, 4), nn.Linear(4, 2)), torch.randn(5, 4)
+    model(x)
+    before = model[0].last
+    analyze(model, [x])
+    assert model[0].last is before

@@ -240,7 +240,9 @@ def test_what_no_model_could_be_trained_by_is_wrong_usage(tmp_path: Path, capsys
     (tmp_path / "bad.toml").write_text("epochs = = 3")
     assert "is not TOML" in error(str(tmp_path / "bad.toml"))
     (tmp_path / "rule.toml").write_text('switch_at = "1"\n[layers.8]\nsize_for = "sgd"')
-    assert "layers.8 has no 'size_for': give some of rank, keep_outputs" in error(str(tmp_path / "rule.toml"))
+    assert "layers.8 says 'size_for', which no rule does; did you mean 'sized_for'?" in error(
+        str(tmp_path / "rule.toml")
+    )
     (tmp_path / "odd.toml").write_text("epoch = 3")
     assert "did you mean 'epochs'" in error(str(tmp_path / "odd.toml"))
     assert "epochs=0" in error("--epochs", "0")

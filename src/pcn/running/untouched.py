@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -19,6 +20,7 @@ from pcn.running.stock import plain
 Mode = Literal["eval", "batch", "train"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 Container = dict[Any, Any] | list[Any] | set[Any]
+CONTAINERS = (dict, OrderedDict, defaultdict, list, set)  # one's own may refuse to be copied, emptied or filled
 
 
 @contextmanager
@@ -145,7 +147,7 @@ def same_holdings(model: nn.Module) -> Iterator[None]:
     (False, False)
     """
     attributes = [vars(module) for module in model.modules()]
-    containers = (each for held in attributes for each in held.values() if isinstance(each, dict | list | set))
+    containers = (each for held in attributes for each in held.values() if type(each) in CONTAINERS)
     kept = [(now, now.copy()) for now in (*attributes, *containers)]
     try:
         yield

@@ -12,12 +12,14 @@ from torch import nn
 
 from pcn import models
 from pcn.config import USUAL_RANK, BasisKind, LayerRule, Order, PCNConfig, Stepper
-from pcn.errors import ConfigError
+from pcn.errors import ConfigError, suggest
 from pcn.planner import Divergence, Evenly, Hedged, Response, Taylor, Worth, prediction_divergence
 from pcn.planner.budget import Budget, as_budget
 from pcn.rank_rules import ExplainedVariance, Rank, Threshold
 from pcn.training.named_models import build_named
 from pcn.training.settings import LIMITS, Settings
+
+SIZES = ("rank", "keep_outputs", "output_rank")  # of a rule for layers; what else it says is how
 
 
 def build_model(settings: Settings) -> nn.Module:
@@ -98,15 +100,20 @@ def _own_config(settings: Settings) -> PCNConfig:
 def _layer_rule(name: str, rule: object) -> LayerRule:
     if isinstance(rule, str | float | int) and not isinstance(rule, bool):
         return LayerRule(parse_rank(str(rule)))
-    known = [each.name for each in fields(LayerRule)]
     if not isinstance(rule, Mapping):
         raise ConfigError(f"layers.{name}: give a rank, or more as in {{rank = 16, keep_outputs = 32}}")
+    known = [each.name for each in fields(LayerRule)]
     if unknown := next((key for key in rule if key not in known), None):
-        raise ConfigError(f"layers.{name} has no {unknown!r}: give some of {', '.join(known)}")
-    rank = rule.get("rank")
-    kept, trained = (count_or_fraction(rule.get(key)) for key in ("keep_outputs", "output_rank"))
-    how = {key: rule.get(key) for key in ("order", "precondition", "kernel_rank", "sized_for")}
-    return LayerRule(None if rank is None else parse_rank(str(rank)), kept, output_rank=trained, **how)
+        hint = suggest(unknown, known) or f"; there are {', '.join(known)}"
+        raise ConfigError(f"layers.{name} says {unknown!r}, which no rule does{hint}")
+    rank, kept, trained = (rule.get(key) for key in SIZES)
+    how = {key: given for key, given in rule.items() if key not in SIZES}
+    return LayerRule(
+        None if rank is None else parse_rank(str(rank)),
+        count_or_fraction(kept),
+        output_rank=count_or_fraction(trained),
+        **how,
+    )
 
 
 def analysis_options(settings: Settings, config: PCNConfig) -> dict[str, Any]:

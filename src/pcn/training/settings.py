@@ -116,7 +116,7 @@ class Settings:
     keep_outputs: int | float | None = switch_option(
         None, "outputs that every layer keeps: a number (1 is one), or a fraction (1.0 is all)"
     )
-    layers: dict[str, Any] = switch_option({}, "rank and keep_outputs for layers by name or glob")
+    layers: dict[str, Any] = switch_option({}, "a rank, or all that a LayerRule says, for layers by name or glob")
     exclude: tuple[str, ...] = switch_option((), "layers to leave alone, by name or glob")
     order: str = switch_option("truncate_first", "how a layer reads inputs of which some are dropped", choices=ORDERS)
     basis: str = switch_option(
