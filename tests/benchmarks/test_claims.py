@@ -72,6 +72,10 @@ def known() -> dict[tuple[str, str], set[int]]:
     return found
 
 
+def said_on(page: str) -> str:
+    return re.sub(r"\s+", " ", (ROOT / page).read_text(encoding="utf-8"))
+
+
 PAGES = {
     "wide_dense": "comparison.md",
     "small_llama": "comparison.md",
@@ -119,7 +123,7 @@ def test_whole_runs_take_as_long_as_readme_says() -> None:
     stated = f"{min(times):.1f} to {max(times):.1f} times the wide network's seconds and"
     stated += f" {min(energies):.1f} to {max(energies):.1f} times its energy, Conv4's"
     (time, energy), _ = sorted(shares["conv4"], reverse=True)
-    text = re.sub(r"\s+", " ", (ROOT / "README.md").read_text(encoding="utf-8"))
+    text = said_on("README.md")
     assert min(times) > 1
     assert f"{stated} {time:.1f} and {energy:.1f} times." in text
 
@@ -142,10 +146,6 @@ def test_steps_take_the_share_that_readme_says() -> None:
         assert f"| {name} | {paper} | {budget} | {narrow} |" in text
     paper, narrow = shares("wide_resnet20x4-pcn1", 1024)
     assert f"| one H200, batch 1024, four times as wide | {paper} | | {narrow} |" in text
-
-
-def said_on(page: str) -> str:
-    return re.sub(r"\s+", " ", (ROOT / page).read_text(encoding="utf-8"))
 
 
 def test_the_small_llamas_end_as_far_apart_as_is_said() -> None:
