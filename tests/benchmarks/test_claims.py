@@ -175,6 +175,19 @@ def test_the_small_llamas_end_as_far_apart_as_is_said() -> None:
     assert f"ends {apart(each.LOW_RANK_STORED, each.PCN)} above the PCN" in page
 
 
+def test_the_wide_network_ends_in_its_coordinates_as_is_said() -> None:
+    import wide_dense as each
+
+    records = json.loads((each.RESULTS / "wide_dense.json").read_text())["records"]
+    grid = [run for run in records if run["seed"] == each.GRID_SEED]
+    rotated, ours, wide = (
+        f"{max(run['validation_accuracy'] for run in grid if run['network'] == name):.2f}"
+        for name in (each.ROTATED, each.PCN, each.PARENT)
+    )
+    said = f"network has {rotated} on the validation split, the PCN {ours} and the wide network as it is {wide}"
+    assert said in said_on("docs/comparison.md")
+
+
 def test_what_sizing_does_to_single_layers_is_what_budgets_say() -> None:
     import mnist_worths
     import wide_dense as each

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ def test_every_run_is_there_once_at_the_rate_of_the_grid_and_meets_its_size() ->
     records = json.loads((wide_dense.RESULTS / "wide_dense.json").read_text())["records"]
     final = wide_dense.finals(records)
     assert len(final) == len({(record["network"], record["seed"]) for record in final}) == 5 * len(wide_dense.NETWORKS)
+    grid = [(r["network"], r["learning_rate"]) for r in records if r["seed"] == wide_dense.GRID_SEED]
+    assert sorted(grid) == sorted(product([*wide_dense.NETWORKS, wide_dense.ROTATED], wide_dense.RATES))
     share = wide_dense.SHARE * wide_dense.parameters(wide_dense.WIDTH)
     for record in final:
         if record["network"] in wide_dense.AS_STORED:
