@@ -32,7 +32,7 @@ from turns import Turn
 WAYS: dict[str, tuple[str, ...]] = {  # of compiling, for each part of a record; the fastest counts
     "parent": ("whole", "blocks", "combined", "tuned"),
     "pcn": ("whole", "combined", "tuned"),
-    "narrow": ("blocks", "combined", "tuned"),
+    "narrow": ("whole", "blocks", "combined", "tuned"),
     "parent_our_bn": ("whole",),
     "pcn_unfused": ("blocks",),
 }

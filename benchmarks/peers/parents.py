@@ -25,7 +25,7 @@ class Point(NamedTuple):
 class Parent:
     """A network with its recipe; ``paper`` has the settings of the paper's PCN for every size that is compared.
 
-    ``planner`` says how a budget is spent where that is not the library's default. Where runs are so short that making
+    ``planner`` says how a budget was spent by its ``pcn-planner``, where that is not the library's default. Where runs are so short that making
     them ready takes longer than it saves, steps are not ``compiled`` and one process does several runs.
     """
 
@@ -37,6 +37,7 @@ class Parent:
     planner: Mapping[str, Any] = field(default_factory=dict)
     grid_epochs: int = 20
     compiled: bool = True
+    now: str = "pcn-planner"  # the method that is what a budget does by itself now
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -75,5 +76,6 @@ PARENTS: dict[str, Parent] = {
         grid=_around((5e-4, 1e-3, 2e-3), (0.0, 1e-4)),
         planner={"worth": "response", "patterns": True, "drop_channels": True, "sized_for": "sgd"},
         compiled=False,  # twenty epochs so short that compiling costs more than it brings
+        now="pcn-planner-sized",
     ),
 }

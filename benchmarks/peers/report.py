@@ -13,7 +13,7 @@ from peers.results import Results
 
 Record = dict[str, Any]
 OURS, INSTEAD = "pcn-planner", "narrow"  # what a person would do instead
-IN_SHORT = {  # what the README shows, as it calls it
+IN_SHORT = {  # what the README shows, as it calls it; ours is what a budget does by itself now
     "parent": "the wide network",
     OURS: "PCN within a budget",
     "pcn-paper": "PCN, the paper's ranks",
@@ -48,6 +48,11 @@ def select(results: Results, parent: str, target: int, epochs: int) -> dict[str,
     return {method: found[method] for method in METHODS if method in found} if own else {}
 
 
+def latest(parent: str, found: dict[str, list[Record]]) -> str:
+    """Our method as it is now, where that has run."""
+    return now if (now := PARENTS[parent].now) in found else OURS
+
+
 def drawn(results: Results) -> list[tuple[str, int]]:
     """The parents and lengths that have runs with an accuracy at a size that is compared."""
     known = (record for record in results.final.records if record["test_accuracy"] is not None)
@@ -58,17 +63,18 @@ def drawn(results: Results) -> list[tuple[str, int]]:
 def final_table(results: Results, parent: str, target: int, epochs: int) -> str:
     """A row for each method, best first."""
     found = select(results, parent, target, epochs)
+    ours = latest(parent, found)
     ranked = sorted(found, key=lambda method: -(mean(found[method], "test_accuracy") or 0.0))
     head = ["method", "runs", "trainable", "stored", "MFLOPs", "test accuracy (%)", "lowest to highest"]
-    head += [f"minus {INSTEAD} (95%)", f"{OURS} minus it (95%)", "seconds", "an epoch, s", "kJ", "peak MiB"]
-    rows = [_row(method, found) for method in ranked]
+    head += [f"minus {INSTEAD} (95%)", f"{ours} minus it (95%)", "seconds", "an epoch, s", "kJ", "peak MiB"]
+    rows = [_row(method, ours, found) for method in ranked]
     title = f"**{parent}, {target:,} trainable parameters, {epochs} epochs** ({results.machine()})"
     filled = [place for place, _ in enumerate(head) if any(row[place] for row in rows)]  # what nothing is known of goes
     head, *rows = ([row[place] for place in filled] for row in (head, *rows))
     return f"{title}\n\n{markdown(head, rows)}"
 
 
-def _row(method: str, found: dict[str, list[Record]]) -> list[str]:
+def _row(method: str, ours: str, found: dict[str, list[Record]]) -> list[str]:
     runs = found[method]
     accuracies = column(runs, "test_accuracy")
     return [
@@ -80,7 +86,7 @@ def _row(method: str, found: dict[str, list[Record]]) -> list[str]:
         shown(runs, "test_accuracy", 1, ".2f"),
         f"{min(accuracies):.2f} to {max(accuracies):.2f}" if len(accuracies) > 1 else "",
         _difference(method, INSTEAD, found),
-        _difference(OURS, method, found),
+        _difference(ours, method, found),
         shown(runs, "train_seconds", 1, ".0f"),
         usual_epoch(runs),
         shown(runs, "energy_j", 1000, ".1f"),
@@ -110,25 +116,27 @@ def short_tables(results: Results) -> str:
     for parent, target, epochs in comparisons():
         first.setdefault(parent, (parent, target, epochs))
     found = ((key, select(results, *key)) for key in first.values())
-    return "\n\n".join(_short_table(*key, methods) for key, methods in found if OURS in methods)
+    return "\n\n".join(_short_table(*key, methods) for key, methods in found if latest(key[0], methods) in methods)
 
 
 def _short_table(parent: str, target: int, epochs: int, found: dict[str, list[Record]]) -> str:
     head = ["network", "accuracy (%)", "PCN above it by (95%)", "trained (M)", "stored (M)", "MFLOPs", "seconds"]
+    ours = latest(parent, found)
+    named = {ours if method == OURS else method: name for method, name in IN_SHORT.items()}
     rows = [
         [
-            f"**{name}**" if method == OURS else name,
+            f"**{name}**" if method == ours else name,
             shown(found[method], "test_accuracy", 1, ".2f"),
-            _difference(OURS, method, found),
+            _difference(ours, method, found),
             shown(found[method], "trainable_params", 1e6, ".2f"),
             shown(found[method], "total_params", 1e6, ".2f"),
             shown(found[method], "flops_per_sample", 1e6, ",.0f"),
             shown(found[method], "train_seconds", 1, ".0f"),
         ]
-        for method, name in IN_SHORT.items()
+        for method, name in named.items()
         if method in found
     ]
-    runs = counted(found[OURS], "test_accuracy")
+    runs = counted(found[ours], "test_accuracy")
     title = f"**{parent}, {target:,} trained parameters, {epochs} epochs, {runs} runs**"
     return f"{title}\n\n{markdown(head, rows)}"
 
