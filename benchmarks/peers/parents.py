@@ -25,8 +25,8 @@ class Point(NamedTuple):
 class Parent:
     """A network with its recipe; ``paper`` has the settings of the paper's PCN for every size that is compared.
 
-    ``planner`` says how a budget was spent by its ``pcn-planner``, where that is not the library's default. Where runs are so short that making
-    them ready takes longer than it saves, steps are not ``compiled`` and one process does several runs.
+    ``planner`` says how its ``pcn-planner`` spends a budget where that is not the library's default. Where runs are so
+    short that making them ready takes longer than it saves, steps are not ``compiled`` and one process does several.
     """
 
     recipe: Callable[[int, int, Path], Settings]  # (seed, epochs, folder of the data)
