@@ -8,7 +8,8 @@ and then trains two fifths of the parameters. Beside it stand Llamas that train 
 about as many as the PCN with its bases: narrower ones from scratch, and the wide one with its weights factorised by
 SVD after 150 steps, all but the last layer's, to the same share of the full rank. What coordinates that are sized for
 Adam give by themselves is shown by a narrow Llama, and the wide one, that are rewritten in all of them; that gives
-layers biases, which a narrow Llama with such, from scratch, stands beside. Each has the best of the learning rates, by
+layers biases, which a narrow Llama with such, from scratch, stands beside. Where inputs are not centred no layer gains
+a bias, and folding gives the Llama back as it was. Each has the best of the learning rates, by
 the loss of a seed of its own on held-out bytes; other bytes are the test.
 Results: benchmarks/results/small_llama.json
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -54,8 +55,10 @@ NARROW_ROTATED, ROTATED = (
     "narrow, as many trained, in sized principal coordinates",
     "wide, in sized principal coordinates",
 )
+UNCENTRED = {name: f"{name}, not centred" for name in (PCN, NARROW_ROTATED, ROTATED)}
 AS_STORED = (NARROW_STORED, LOW_RANK_STORED)  # as large as the PCN of the grid at its best rate
-NETWORKS = (PARENT, PCN, NARROW, BIASED, NARROW_ROTATED, NARROW_STORED, LOW_RANK, LOW_RANK_STORED, ROTATED)
+BESIDE = (PARENT, PCN, NARROW, BIASED, NARROW_ROTATED, NARROW_STORED, LOW_RANK, LOW_RANK_STORED, ROTATED)
+NETWORKS = (*BESIDE, *UNCENTRED.values())
 
 
 def llama(hidden: int = HIDDEN, inner: int = INNER, *, biases: bool = False) -> nn.Module:
@@ -94,7 +97,7 @@ class Run:
 def run(each: Run) -> Record:
     data = bytes_of(each.text)
     torch.manual_seed(each.seed)
-    is_narrow = each.network in (NARROW, BIASED, NARROW_STORED, NARROW_ROTATED)
+    is_narrow = each.network in (NARROW, BIASED, NARROW_STORED, NARROW_ROTATED, UNCENTRED[NARROW_ROTATED])
     shape = narrow(each.limit) if is_narrow else (HIDDEN, INNER)
     model = llama(*shape, biases=each.network == BIASED)
     switch = switching(each, model, data[:TRAINED])
@@ -121,10 +124,14 @@ def bytes_of(text: Path) -> Tensor:
 def switching(each: Run, model: nn.Module, data: Tensor) -> Switch | None:
     """What happens to the network in the middle of training, if anything."""
     in_all = pcn.PCNConfig(rank=1.0, skip_larger=False, sized_for="adam")
+    plainly = pcn.Budget(params=each.limit, config=pcn.PCNConfig(centred=False))
     changes: Mapping[str, Callable[..., None]] = {
         PCN: partial(compress, asked=pcn.Budget(params=each.limit)),
         NARROW_ROTATED: partial(compress, asked=in_all),
         ROTATED: partial(compress, asked=in_all),
+        UNCENTRED[PCN]: partial(compress, asked=plainly),
+        UNCENTRED[NARROW_ROTATED]: partial(compress, asked=replace(in_all, centred=False)),
+        UNCENTRED[ROTATED]: partial(compress, asked=replace(in_all, centred=False)),
         LOW_RANK: partial(low_rank, limit=each.limit),
         LOW_RANK_STORED: partial(low_rank, limit=each.limit),
     }

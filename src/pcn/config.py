@@ -59,8 +59,8 @@ def _check_keep_outputs(keep: KeepOutputs) -> None:
 class LayerRule:
     """What to do with the layers that a name or a glob matches; ``None`` leaves that side of the layer alone.
 
-    A rule that only says how (``order``, ``precondition``, ``kernel_rank``, ``sized_for``) leaves the sizes to the
-    configuration or the budget.
+    A rule that only says how (``order``, ``precondition``, ``kernel_rank``, ``sized_for``, ``centred``) leaves the
+    sizes to the configuration or the budget.
 
     >>> LayerRule(rank=50, keep_outputs=90) == LayerRule(50, 90)
     True
@@ -73,6 +73,7 @@ class LayerRule:
     precondition: float | None = None  # 0 to 1, in place of the configuration's
     kernel_rank: int | None = None  # in place of the configuration's
     sized_for: Stepper | None = None  # in place of the configuration's
+    centred: bool | None = None  # in place of the configuration's
 
     def __post_init__(self) -> None:
         if self.rank is not None:
@@ -92,6 +93,8 @@ class LayerRule:
             check_count("kernel_rank", self.kernel_rank)
         if self.sized_for is not None:
             _check_choice("sized_for", self.sized_for, STEPPERS)
+        if self.centred is not None:
+            check_flags(self, "centred")
         if self.kernel_rank is not None and self.keep_outputs is not None and self.rank is None:
             raise ConfigError(
                 f"kernel_rank={self.kernel_rank} beside keep_outputs, without a rank: give one, 1.0 for all inputs"
@@ -100,7 +103,7 @@ class LayerRule:
     @property
     def only_says_how(self) -> bool:
         """Whether sizes are left to others."""
-        how = (self.order, self.precondition, self.kernel_rank, self.sized_for)
+        how = (self.order, self.precondition, self.kernel_rank, self.sized_for, self.centred)
         return self.rank is None and self.keep_outputs is None and any(each is not None for each in how)
 
     @property
@@ -131,6 +134,7 @@ class PCNConfig:
     precondition: float | None = None
     # by whose steps coordinates are sized; None: sgd, which PCA's suit, but adam within a budget of what Adam trains
     sized_for: Stepper | None = None
+    centred: bool = True  # read x - mean, which a bias makes up for; False: x as it is, and layers gain no bias
     multiple_of: int = 1  # ranks are rounded up to a multiple of this, never above the width
     skip_larger: bool = True  # leave a layer alone that would not get smaller, its basis included
     train_basis: bool = False  # the authors' option: the basis is trained too
@@ -146,7 +150,7 @@ class PCNConfig:
         LayerRule(self.rank, self.keep_outputs, self.order, self.output_rank, self.precondition)
         LayerRule(kernel_rank=self.kernel_rank, sized_for=self.sized_for)
         _check_choice("basis", self.basis, BASES)
-        check_flags(self, "skip_larger", "train_basis", "keep_dropped")
+        check_flags(self, "centred", "skip_larger", "train_basis", "keep_dropped")
         check_count("multiple_of", self.multiple_of)
         for pattern, rule in self.layers.items():
             if not isinstance(rule, LayerRule):
@@ -171,6 +175,11 @@ class PCNConfig:
             how = rule or LayerRule()
             return replace(how, rank=self.rank, keep_outputs=self.keep_outputs, output_rank=self.output_rank), False
         return rule, name in self.layers
+
+    def centres(self, name: str) -> bool:
+        """Whether a layer is to read its input without its mean."""
+        own = self.rule_for(name)[0].centred
+        return self.centred if own is None else own
 
     def patterns(self, name: str, taps: int) -> int | None:
         """In how many patterns of its taps a direction of a layer is read, on average; None: by every tap."""

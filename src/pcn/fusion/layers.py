@@ -104,7 +104,7 @@ class FusedLayer(PCModule):
 
     def _less(self, shift: Tensor) -> Tensor:
         """The bias without what the mean brings."""
-        return self.bias.to(shift.dtype) - shift
+        return -shift if self.bias is None else self.bias.to(shift.dtype) - shift
 
     def _expansion(self, dtype: torch.dtype) -> Expansion | None:
         expansion = self.use.expansion

@@ -30,7 +30,7 @@ class Projected(NamedTuple):
     """The tensors of one principal component layer, under the names that the layer gives them."""
 
     weight: Tensor  # (n, r, *kernel), or (g*s, r, *kernel) with an output basis
-    bias: Tensor  # (n,)
+    bias: Tensor | None  # (n,); where there is none the mean is zero
     mean: Tensor  # (m,)
     basis: Tensor  # (m, r)
     offset_weight: Tensor | None = None  # (n, m/g, *kernel)
@@ -50,7 +50,7 @@ class Factors(NamedTuple):
 
     projection: Tensor  # (g*r, m/g, 1, ...)
     weight: Tensor  # (n or g*s, r, *kernel)
-    bias: Tensor  # (n,), of the last layer in the chain
+    bias: Tensor | None  # (n,), of the last layer in the chain
     expansion: Tensor | None  # (n, s, 1, ...)
 
 
@@ -126,25 +126,27 @@ def dropped_part(weight: Tensor, projected: Projected, groups: int = 1) -> Tenso
 
 def dense_form(
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     mean: Tensor,
     basis: Tensor,
     groups: int = 1,
     offset: Tensor | None = None,
     output_basis: Tensor | None = None,
     patterns: Patterns | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Multiply everything out: return the weight and bias of the plain layer that computes the same function."""
     kernel = full_kernel(weight, patterns, groups)
     dense = unproject(expand(kernel, output_basis, groups), basis, groups)
     if offset is not None:
         dense = dense + exact(offset, weight)
+    if bias is None:
+        return cast(dense, weight), None
     return cast(dense, weight), cast(exact(bias, weight) - response_to_constant(dense, mean, groups), weight)
 
 
 def factored_form(
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     mean: Tensor,
     basis: Tensor,
     groups: int = 1,
@@ -160,7 +162,7 @@ def factored_form(
     return Factors(
         projection=cast(projection.reshape(*projection.shape, *ones), weight),
         weight=cast(kernel, weight),
-        bias=cast(exact(bias, weight) - shift, weight),
+        bias=None if bias is None else cast(exact(bias, weight) - shift, weight),
         expansion=None if output_basis is None else cast(output_basis.reshape(*output_basis.shape, *ones), weight),
     )
 

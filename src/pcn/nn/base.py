@@ -19,6 +19,7 @@ TENSORS = ("weight", "bias", "basis", "mean", "offset_weight", "output_basis", "
 class PCModule(Transformed):
     """Base of the layers that compute W~ Uᵀ(x - mu) + b~: only ``weight`` and ``bias`` are trained.
 
+    Without a ``bias``, which is None then, it reads its input as it is: ``mean`` stays zero, and is never trained.
     ``basis`` (m, r) and ``mean`` (m,) are buffers, or parameters with ``train_basis``. ``offset_weight`` is the frozen
     part of the weight outside the basis; ``output_basis`` (n, s) expands s trained outputs to n; ``kernel_basis``
     (g*r*q, *kernel) holds patterns of taps, q for a direction on average, of which the kernel is made, and
@@ -26,7 +27,7 @@ class PCModule(Transformed):
     """
 
     weight: nn.Parameter
-    bias: nn.Parameter
+    bias: nn.Parameter | None
     basis: Tensor
     mean: Tensor
     offset_weight: Tensor | None
@@ -48,6 +49,7 @@ class PCModule(Transformed):
         train_basis: bool,
         offset: bool,
         kernel_rank: int | None = None,
+        bias: bool = True,
         **factory: Any,
     ) -> None:
         for name, value in (("rank", rank), ("output_rank", output_rank)):
@@ -60,10 +62,10 @@ class PCModule(Transformed):
         trained = outputs if output_rank is None else self.groups * output_rank
         shape = (rank, *kernel) if kernel_rank is None else (rank * kernel_rank,)
         self.weight = nn.Parameter(torch.empty(trained, *shape, **factory))
-        self.bias = nn.Parameter(torch.empty(outputs, **factory))
+        self.register_parameter("bias", nn.Parameter(torch.empty(outputs, **factory)) if bias else None)
         for name, shape in (("basis", (inputs, rank)), ("mean", (inputs,))):
             tensor = torch.empty(shape, **factory)
-            if train_basis:
+            if train_basis and (bias or name == "basis"):
                 self.register_parameter(name, nn.Parameter(tensor))
             else:
                 self.register_buffer(name, tensor)
@@ -116,7 +118,8 @@ class PCModule(Transformed):
         """Start afresh: random orthonormal bases, zero mean, weight and bias drawn as the stock layer draws them."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         bound = 1 / math.sqrt(self.weight[0].numel())
-        nn.init.uniform_(self.bias, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
         nn.init.zeros_(self.mean)
         _fill_orthonormal_(self.basis, self.groups)
         if self.offset_weight is not None:
@@ -143,6 +146,8 @@ class PCModule(Transformed):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         *_, errors = arguments
+        if self.bias is None and not self.mean.is_meta and bool(self.mean.any()):
+            errors.append(f"{prefix}mean is not zero, and the layer has no bias that makes up for it")
         if self.kernel_mask is None or self.kernel_mask.is_meta:
             return
         wanted, dealt = self.rank * (self.kernel_rank or 0), (self.kernel_mask > 0.5).reshape(self.groups, -1).sum(1)

@@ -57,6 +57,7 @@ def empty_like(
     offset: bool = False,
     output_rank: int | None = None,
     kernel_rank: int | None = None,
+    bias: bool = True,
 ) -> PCModule:
     """Return an uninitialised principal component layer with the stock layer's stride, padding, dtype, device, ...
 
@@ -72,6 +73,7 @@ def empty_like(
         in_width(layer) if inputs is None else inputs,
         out_width(layer) if outputs is None else outputs,
         rank=rank,
+        bias=bias,
         train_basis=train_basis,
         offset=offset,
         output_rank=output_rank,
@@ -86,7 +88,7 @@ def empty_like(
     if type(layer) is not new.stock and type(layer).forward is new.stock.forward:
         new.stood_for = type(layer)
     new.requires_grad_(weight.requires_grad)
-    if isinstance(layer.bias, Tensor):
+    if isinstance(layer.bias, Tensor) and new.bias is not None:
         new.bias.requires_grad_(layer.bias.requires_grad)
     return new
 

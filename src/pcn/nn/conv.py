@@ -30,6 +30,7 @@ class PCConvNd(PCModule):
         padding: Size | str = 0,
         dilation: Size = 1,
         groups: int = 1,
+        bias: bool = True,
         padding_mode: PaddingMode = "zeros",
         train_basis: bool = False,
         offset: bool = False,
@@ -56,6 +57,7 @@ class PCConvNd(PCModule):
             train_basis,
             offset,
             kernel_rank,
+            bias=bias,
             device=device,
             dtype=dtype,
         )
@@ -83,7 +85,7 @@ class PCConvNd(PCModule):
         for name, default in plain.items():
             if (value := getattr(self, name)) != default:
                 said += f", {name}={value!r}" if isinstance(value, str) else f", {name}={value}"
-        return said + self._extra()
+        return said + (", bias=False" if self.bias is None else "") + self._extra()
 
 
 class PCConv1d(PCConvNd):

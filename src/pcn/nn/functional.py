@@ -56,7 +56,7 @@ def sides(pads: tuple[tuple[int, int], ...]) -> list[int]:
 def pc_linear(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     mean: Tensor,
     basis: Tensor,
     offset_weight: Tensor | None = None,
@@ -78,7 +78,7 @@ def project_rows(x: Tensor, mean: Tensor, basis: Tensor) -> Tensor:
     return F.linear(x, basis.T, -project_constant(mean, basis).to(dtype))
 
 
-def linear_of_projected(projected: Tensor, weight: Tensor, bias: Tensor, output_basis: Tensor | None) -> Tensor:
+def linear_of_projected(projected: Tensor, weight: Tensor, bias: Tensor | None, output_basis: Tensor | None) -> Tensor:
     """Return V W~ z + b~ for what :func:`project_rows` returned."""
     weight = filled(weight, 1, projected.shape[-1])
     if output_basis is None:
@@ -89,7 +89,7 @@ def linear_of_projected(projected: Tensor, weight: Tensor, bias: Tensor, output_
 def pc_conv(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     mean: Tensor,
     basis: Tensor,
     geometry: Geometry,
@@ -112,7 +112,7 @@ def pc_conv(
     else:
         projected, shift = project(x, kernel, filled(-centre.to(dtype), 0, len(kernel)), groups), None
     if output_basis is None:
-        added = bias if shift is None else (bias + shift).to(dtype)
+        added = bias if shift is None else (shift if bias is None else bias + shift).to(dtype)
         y = convolve_padded(projected, weight, added, geometry, projected=True)
     else:
         moved = None if shift is None else shift.to(dtype)

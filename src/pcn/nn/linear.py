@@ -27,6 +27,7 @@ class PCLinear(PCModule):
         out_features: int,
         rank: int,
         *,
+        bias: bool = True,
         train_basis: bool = False,
         offset: bool = False,
         output_rank: int | None = None,
@@ -36,7 +37,16 @@ class PCLinear(PCModule):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self._make_tensors(
-            in_features, out_features, (), rank, output_rank, train_basis, offset, device=device, dtype=dtype
+            in_features,
+            out_features,
+            (),
+            rank,
+            output_rank,
+            train_basis,
+            offset,
+            bias=bias,
+            device=device,
+            dtype=dtype,
         )
 
     def forward(self, input: Tensor) -> Tensor:  # the stock layer's name, for those who call it by keyword
@@ -44,4 +54,5 @@ class PCLinear(PCModule):
         return pc_linear(input, *tensors)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias=True{self._extra()}"
+        has_bias = self.bias is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={has_bias}{self._extra()}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pcn.layers import by_group, canonical_weight, groups_of, transformable_layers
 from pcn.planner.values import eigenpairs_of
 from pcn.plans.layer_plan import LayerPlan
-from pcn.plans.ranks import check_batch
+from pcn.plans.ranks import check_batch, stats_for
 from pcn.rewriting.patterns import patterns_of
 from pcn.rewriting.taps import Along, TapMoments, look_at_taps
 from pcn.statistics import Statistics
@@ -54,7 +54,7 @@ def tap_directions(model: nn.Module, stats: Statistics, budget: Budget) -> dict[
 
     Layers with too many taps are left out, unless patterns are asked for.
     """
-    choosing = _choosing(model, stats, budget.settled())
+    stats, choosing = stats_for(budget.config, stats), _choosing(model, stats, budget.settled())
     return {name: _along(stats, name) for name, layer in choosing.items() if budget.patterns or not _crowded(layer)}
 
 

@@ -29,6 +29,7 @@ from pcn.plans.fit import check_statistics
 from pcn.plans.layer_plan import FROZEN, NO_RANK, LayerPlan
 from pcn.plans.making import UNCALLED, make_plan
 from pcn.plans.plan import Plan
+from pcn.plans.ranks import stats_for
 from pcn.rewriting.taps import TapMoments, look_at_taps
 from pcn.running.example import Batches, Example, Forward
 from pcn.statistics import Statistics
@@ -58,6 +59,7 @@ def fit_budget(
             "a configuration cannot say which channels go: make_plan(model, stats, budget) gives the plan"
         )
     check_reachable(model, budget, stats=stats)
+    stats = stats_for(budget.config, stats)
     budget, taps, untold = _settled(model, stats, budget)
     graph = graph or _graph(model, stats.example, budget)[0]
     measured = measured or _measured(model, stats.example, budget)
@@ -81,6 +83,7 @@ def plan_within(
     ``taps`` is what they read along :func:`pcn.planner.tap_shares.tap_directions`, where that was looked at already.
     """
     check_reachable(model, budget, stats=stats)
+    stats = stats_for(budget.config, stats)
     budget, taps, untold = _settled(model, stats, budget, taps)
     example = _as_example(model, stats.example if example is None else example)
     graph, untraced = (graph, UNCALLED) if graph is not None else _graph(model, example, budget)
@@ -154,7 +157,8 @@ def _as_config(question: Question, served: dict[str, Served]) -> PCNConfig:
             option = served[name].option
             chosen = bool(question.budget.patterns) and rule.kernel_rank is None
             patterns = option.kernel_rank if chosen else rule.kernel_rank
-            rules[name] = LayerRule(option.rank, None, rule.order, option.output_rank, power, patterns, rule.sized_for)
+            sizes = LayerRule(option.rank, None, rule.order, option.output_rank, power, patterns)
+            rules[name] = replace(sizes, sized_for=rule.sized_for, centred=rule.centred)
         elif layer.rank is not None and config.fixes(name) and power:
             rules[name if exact else _glob_of(name)] = replace(rule, precondition=power)
     layers = {**config.layers, **rules}

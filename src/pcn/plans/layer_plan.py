@@ -21,7 +21,7 @@ class LayerPlan:
     out_features: int
     groups: int = 1
     kernel: tuple[int, ...] = ()
-    bias: bool = True  # whether the layer has a bias; a transformed one gains one
+    bias: bool = True  # whether the layer has a bias; a transformed one gains one where it is centred
     frozen: bool = False  # whether its weight takes no gradients, and what that becomes takes none either
     rank: int | None = None  # directions of the input that are kept (per group); None: the input stays as it is
     kept_inputs: int = 0  # inputs left after the layers before have dropped outputs
@@ -31,6 +31,7 @@ class LayerPlan:
     basis: BasisKind = "pca"
     precondition: float = 0.0
     sized_for: Stepper = "sgd"
+    centred: bool = True  # whether it reads its input without its mean
     train_basis: bool = False
     keep_dropped: bool = False
     activation: str | None = None  # layers with the same one read the same input and share its basis
@@ -115,8 +116,12 @@ class LayerPlan:
 
     @property
     def _biases_after(self) -> int:
-        """A transformed layer has them in any case."""
-        return self.kept_outputs if self.bias or self.rank is not None else 0
+        return self.kept_outputs if self.bias_after else 0
+
+    @property
+    def bias_after(self) -> bool:
+        """Whether it has a bias afterwards: a transformed layer has one that makes up for the mean it does not read."""
+        return self.bias or (self.rank is not None and self.centred)
 
     @property
     def basis_size(self) -> int:

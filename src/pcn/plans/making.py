@@ -17,7 +17,7 @@ from pcn.plans.fit import check_statistics
 from pcn.plans.keep import Request
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan, check_untransformed
-from pcn.plans.ranks import rank_layers
+from pcn.plans.ranks import rank_layers, stats_for
 from pcn.running.example import Batches, Example
 from pcn.running.reads import Reads, read_directly
 from pcn.running.untouched import training_norms
@@ -67,6 +67,7 @@ def make_plan(
         return plan_within(model, stats, config, batches=batches, graph=graph, example=example, measured=measured)
     found = list(transformable_layers(model))
     config.check_names(name for name, _, _ in found)
+    stats = None if stats is None else stats_for(config, stats)
     given = stats.example if example is None and stats is not None else example
     example = None if given is None else Example.for_model(model, given)
     tracing_error = None

@@ -43,6 +43,11 @@ def rank_layers(
     return layers, left_alone
 
 
+def stats_for(config: PCNConfig, stats: Statistics) -> Statistics:
+    """The statistics with the inputs of layers that are not to be centred taken as they are, their mean in them."""
+    return stats.about_zero(name for name in stats.layers if not config.centres(name))
+
+
 def _has_sizes(module: nn.Module) -> bool:
     """Whether a module is a layer with a weight of its own, be it one that must be left alone."""
     if layer_type(module) is None:
@@ -107,6 +112,7 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         basis=config.basis,
         precondition=float((config.precondition if rule.precondition is None else rule.precondition) or 0.0),
         sized_for=rule.sized_for or config.sized_for or "sgd",
+        centred=config.centres(layer.name),
         train_basis=config.train_basis,
         keep_dropped=config.keep_dropped,
     )

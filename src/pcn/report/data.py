@@ -19,7 +19,8 @@ from pcn.statistics import Statistics
 from pcn.training.spectra import Spectra, spectra_of
 
 Report = dict[str, Any]
-HOW = ("order", "basis", "precondition", "sized_for", "train_basis", "keep_dropped")  # settings of pcn train, too
+# Settings of pcn train, too.
+HOW = ("order", "basis", "precondition", "sized_for", "centred", "train_basis", "keep_dropped")
 NOTHING: Spectra = {"layers": {}, "left_alone": {}, "activations": {}, "epoch": None}
 NO_SPECTRA = "No spectra were kept, so there is nothing to try: train with measure_every of at least 1."
 

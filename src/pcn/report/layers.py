@@ -44,7 +44,7 @@ def _row(layer: LayerPlan, spectra: Spectra, config: PCNConfig, kept: Row | None
         "out_positions": layer.out_positions,
         "size": layer.size_before,
         "frozen": layer.frozen,
-        "trains_bias": layer.trains_bias,
+        "trains_bias": layer.trains_bias and (layer.bias or config.centres(layer.name)),
         "trainable": layer.trainable_before,
         "flops": layer.flops_before,
         "activation": None if known is None else known["activation"],

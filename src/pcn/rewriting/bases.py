@@ -54,6 +54,7 @@ Bases = dict[str, Basis]
 def find_bases(plan: Plan, stats: Statistics, model: nn.Module) -> Bases:
     """Work out the coordinates for a plan, all but patterns of taps, which :mod:`pcn.rewriting.patterns` measures."""
     base = unwrap(model)
+    stats = stats.about_zero(layer.name for layer in plan.transformed if not layer.centred)
     _warn_of_few_samples(plan, stats)
     return {layer.name: _find(plan, layer, stats, base) for layer in plan.transformed}
 

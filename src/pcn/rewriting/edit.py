@@ -98,11 +98,13 @@ def _replacements(plan: Plan, layer: LayerPlan, old: nn.Module, new: PCModule, b
             positions=layer.in_positions,
         )
     bias = old.bias if isinstance(old.bias, nn.Parameter) else None
-    names = [*(["bias"] if bias is None else []), *(["basis", "mean"] if layer.train_basis else [])]
-    gained = tuple((f"{layer.name}.{name}", getattr(new, name)) for name in names)
+    more = {"basis": new.basis, "mean": new.mean} | ({"bias": new.bias} if bias is None else {})
+    trained = {name: each for name, each in more.items() if isinstance(each, nn.Parameter)}
+    gained = tuple((f"{layer.name}.{name}", trained[name]) for name in ("bias", "basis", "mean") if name in trained)
     assert isinstance(old.weight, nn.Parameter)
     if bias is None:
         return [Replaced(old.weight, new.weight, carry, gained=gained)]
+    assert new.bias is not None
     # The order of the new layer's own parameters, so that a saved state fits a model built anew.
     carry_bias = carry_cut({} if rows is None else {0: rows})
     return [Replaced(old.weight, new.weight, carry, bias), Replaced(bias, new.bias, carry_bias, gained=gained)]
@@ -141,6 +143,8 @@ def rewritten(
         projected = with_patterns(projected, patterns, basis.pattern_dual, layer.groups)
     if basis.outputs is not None:
         projected = with_output_basis(projected, basis.outputs, layer.groups)
+    if bias is None and not layer.centred:
+        projected = projected._replace(bias=None)
     return projected if basis.scale is None else scaled(projected, basis.scale)
 
 
@@ -165,6 +169,7 @@ def _empty(layer: LayerPlan, module: nn.Module) -> PCModule:
         offset=layer.keep_dropped,
         output_rank=layer.output_rank,
         kernel_rank=layer.kernel_rank,
+        bias=layer.bias_after,
     )
 
 

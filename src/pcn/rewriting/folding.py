@@ -27,7 +27,7 @@ def folding(plan: Plan, model: nn.Module, *, keep_biases: bool = False) -> tuple
         old = _held(model, layer)
         check_own_tensors(repr(layer.name), old)
         dense = _widen(plan, layer, dense_layer(old))
-        if not layer.bias:
+        if not layer.bias and dense.bias is not None:
             norm = None if keep_biases or old._forward_hooks else _norm_after(plan, layer, model)
             if norm is None:
                 kept_bias.append(layer.name)
@@ -45,9 +45,9 @@ def _note_parameters_(edit: Edit, plan: Plan, layer: LayerPlan, old: PCModule, n
     moving = old.train_basis  # gradients were gathered in coordinates that have changed since
     carry = None if moving else carry_unprojected(old, lambda value: _placed(plan, layer, value))
     edit.replaced.append(Replaced(old.weight, new.weight, carry, old.bias))
-    if isinstance(new.bias, nn.Parameter):
+    if isinstance(new.bias, nn.Parameter) and old.bias is not None:
         edit.replaced.append(Replaced(old.bias, new.bias, lambda entry, value, _: _placed_bias(plan, layer, value)))
-    else:
+    elif old.bias is not None:
         edit.gone.append(old.bias)
     edit.gone += [tensor for tensor in (old.basis, old.mean) if isinstance(tensor, nn.Parameter)]
 

@@ -64,7 +64,8 @@ def dense_layer(layer: PCModule) -> nn.Module:
     weight, bias = dense_form(*tensors, layer.groups, layer.offset_weight, layer.output_basis, layer.tap_patterns)
     new: nn.Module = _stock(layer, weight, bias)
     new.weight.requires_grad_(layer.weight.requires_grad)
-    new.bias.requires_grad_(layer.bias.requires_grad)
+    if layer.bias is not None:
+        new.bias.requires_grad_(layer.bias.requires_grad)
     inherit_(new, layer)
     return new
 
@@ -84,7 +85,8 @@ def factored_layer(layer: PCModule, name: str = "the layer") -> Factored:
     new = Factored(OrderedDict(parts)).requires_grad_(False)
     new[0].weight.requires_grad_(layer.basis.requires_grad)
     new.weight.requires_grad_(layer.weight.requires_grad)
-    new.bias.requires_grad_(layer.bias.requires_grad)
+    if layer.bias is not None:
+        new.bias.requires_grad_(layer.bias.requires_grad)
     inherit_(new, layer)
     return new
 

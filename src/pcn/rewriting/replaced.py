@@ -125,7 +125,8 @@ def carry_unprojected(layer: PCModule, place: Callable[[Tensor], Tensor]) -> Car
     tensors = layer.mean, layer.basis, layer.groups, layer.output_basis, layer.tap_patterns
 
     def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
-        bias_value = torch.zeros_like(layer.bias) if bias_value is None else bias_value
+        if bias_value is None:
+            bias_value = layer.mean.new_zeros(len(value) if layer.output_basis is None else len(layer.output_basis))
         return place(unproject_first_moment(value, bias_value, *tensors))
 
     return carry

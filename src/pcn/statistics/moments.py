@@ -45,6 +45,10 @@ class Moments(ABC):
         return self.covariance() * (self.degrees / self.count) + mean.unsqueeze(-1) * mean.unsqueeze(-2)
 
     @abstractmethod
+    def about_zero(self) -> Moments:
+        """The same samples, with squares and products of their distances from 0 in place of those from their mean."""
+
+    @abstractmethod
     def apply(self, rows: Tensor, group: int) -> Tensor:
         """Multiply rows (k, w) by the covariance of one group without forming it."""
 
@@ -113,6 +117,11 @@ class Shifted(Moments):
         theirs = other.brought_to(self.pilot)
         sums = [mine + yours.to(mine.device) for mine, yours in zip(self.sums(), theirs, strict=True)]
         return self.with_sums(self.pilot, self.count + other.count, sums)
+
+    def about_zero(self) -> Self:
+        zero = torch.zeros_like(self.pilot)
+        total, *products = self.brought_to(zero)
+        return self.with_sums(zero, self.count, [torch.zeros_like(total), *products])
 
     def mean(self) -> Tensor:
         return self.pilot.double() + self.total / self.count

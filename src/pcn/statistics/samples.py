@@ -19,6 +19,8 @@ PIECE = 2**20  # numbers that are brought to fp64 at a time
 class Samples(Moments):
     """Raw rows (n, g w), in the precision in which they came; what is asked of them is worked out in fp64."""
 
+    from_zero = False  # whether they are taken to have no mean
+
     def __init__(self, groups: int, width: int, parts: list[Tensor]) -> None:
         self.groups, self.width, self.parts = groups, width, parts
         self.count = sum(len(rows) for rows in parts)
@@ -72,6 +74,12 @@ class Samples(Moments):
         # Into memory that is there already: new pages cost more than the products that follow.
         return out.copy_(rows).sub_(self.mean()[group].to(out.dtype))
 
+    def about_zero(self) -> Samples:
+        about = Samples.__new__(Samples)
+        about.groups, about.width, about.parts, about.count = self.groups, self.width, self.parts, self.count
+        about.total, about.from_zero = torch.zeros_like(self.total), True
+        return about
+
     def mean(self) -> Tensor:
         return (self.total / self.count).view(self.groups, self.width)
 
@@ -90,7 +98,7 @@ class Samples(Moments):
         moments = Covariance(pilot_mean(blocks[0]))
         for block in blocks:
             moments.add(block)
-        return moments.covariance()
+        return (moments.about_zero() if self.from_zero else moments).covariance()
 
     @property
     def resolution(self) -> float:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -79,6 +79,8 @@ class Statistics:
     pool: int | None = None  # side of the squares over which inputs of convolutions were averaged first
     remarks: dict[str, str] = field(default_factory=dict, repr=False)  # what else is to be said of a layer
     _spectra: dict[str, Spectrum] = field(default_factory=dict, init=False, repr=False)
+    _of_zero_mean: frozenset[str] = field(default=frozenset(), init=False, repr=False)  # activations
+    _about_zero: dict[frozenset[str], Statistics] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def mode_without_dropout(self) -> Mode:
@@ -143,6 +145,28 @@ class Statistics:
         missing = (0, max(0, rank - vectors.shape[-1]))
         vectors = torch.nn.functional.pad(vectors[..., :rank], missing).flatten(0, 1)
         return vectors, torch.nn.functional.pad(values[..., :rank], missing)
+
+    def about_zero(self, layers: Iterable[str]) -> Statistics:
+        """The same, but of these layers' inputs as if their mean were 0: E[x xᵀ] in place of the covariance.
+
+        Those of them that read the same activation still share it.
+        """
+        wanted = frozenset(name for name in layers if self.layers.get(name) not in {None, *self._of_zero_mean})
+        if wanted and wanted not in self._about_zero:
+            self._about_zero[wanted] = self._with_zero_mean(wanted)
+        return self._about_zero[wanted] if wanted else self
+
+    def _with_zero_mean(self, wanted: frozenset[str]) -> Statistics:
+        first: dict[tuple[str, bool], str] = {}
+        for name, key in self.layers.items():
+            first.setdefault((key, name in wanted), name)
+        layers = {name: first[key, name in wanted] for name, key in self.layers.items()}
+        moments = {
+            own: self.moments[key].about_zero() if moved else self.moments[key] for (key, moved), own in first.items()
+        }
+        made = replace(self, layers=layers, moments=moments)
+        made._of_zero_mean = frozenset(own for (key, moved), own in first.items() if moved or key in self._of_zero_mean)
+        return made
 
     def merge(self, other: Statistics) -> Statistics:
         """Return the statistics of both sets of samples, as if one pass had seen them all.

@@ -37,7 +37,7 @@ class Fading:
 
     def __post_init__(self) -> None:
         for layer in self.plan.transformed:
-            if not layer.bias and not layer.batch_normed:
+            if layer.centred and not layer.bias and not layer.batch_normed:
                 raise unfading(layer.name)
 
     @property

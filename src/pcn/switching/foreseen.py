@@ -42,7 +42,7 @@ def check_could_fade(config: PCNConfig, layers: Layers, model: nn.Module) -> Non
     """Raise for layers that cannot fade and will have to: without a bias, in a model without batch norm."""
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
         return  # whether it stands behind the layer, the graph will tell
-    bare = [name for name, layer in layers.items() if layer.bias is None]
+    bare = [name for name, layer in layers.items() if layer.bias is None and config.centres(name)]
     named = [name for name in bare if name in config.layers and config.layers[name].rank is not None]
     if named or (bare and len(bare) == len(layers)):
         raise unfading((named or bare)[0])

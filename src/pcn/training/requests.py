@@ -46,6 +46,7 @@ def pcn_config(settings: Settings) -> PCNConfig:
         precondition=settings.precondition,
         sized_for=cast(Stepper | None, settings.sized_for),
         kernel_rank=settings.kernel_rank,
+        centred=settings.centred,
         train_basis=settings.train_basis,
         keep_dropped=settings.keep_dropped,
     )

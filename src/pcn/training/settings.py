@@ -135,6 +135,9 @@ class Settings:
         "where that trains)",
         choices=STEPPERS,
     )
+    centred: bool = switch_option(
+        True, "read inputs without their mean, which a bias makes up for; if not, layers gain no bias"
+    )
     skip_larger: bool = switch_option(True, "leave layers alone that would not get smaller, their bases included")
     train_basis: bool = switch_option(False, "train the bases too")
     keep_dropped: bool = switch_option(False, "keep the dropped part of the weights, frozen")

@@ -24,6 +24,8 @@ def spectra_of(stats: Statistics, plan: Plan | None = None, epoch: int | None = 
     was made from the statistics has found more of them than would be looked for otherwise. A layer of whose input less
     than two samples were seen, as of an expert that is hardly chosen, has no spectrum.
     """
+    if plan is not None:
+        stats = stats.about_zero(layer.name for layer in plan.transformed if not layer.centred)
     seen = {name: key for name, key in stats.layers.items() if stats.samples(key) > 1}
     unseen = dict.fromkeys((name for name in stats.layers if name not in seen), FEW)
     activations = dict.fromkeys(seen.values())
