@@ -188,7 +188,9 @@ def test_torch_export_follows_the_transformed_model(architecture: Architecture) 
     before = prepare(architecture)
     if before.graph is None:
         pytest.skip("torch.export cannot follow the original either")
-    model, _ = pruned(architecture)
+    model = copy.deepcopy(pruned(architecture)[0])
+    with torch.no_grad():
+        model(**before.batch)  # LeViT keeps something of that, which an export must not be the first to do
     program = torch.export.export(model, (), before.batch, strict=False)
     assert difference(outputs(program.module(), before.batch), outputs(model, before.batch)) < 1e-9
 

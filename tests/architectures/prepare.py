@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 import pcn
@@ -55,8 +56,13 @@ def pruned(architecture: Architecture) -> tuple[nn.Module, pcn.Plan]:
 
 @torch.no_grad()
 def outputs(model: nn.Module, batch: Batch) -> list[Tensor]:
-    """Run a model and return all floating-point tensors that come out."""
-    result = model(**batch)
+    """Run a model and return all floating-point tensors that come out.
+
+    A copy, as LeViT keeps at inference what it has computed, and a graph that was captured before would be another's;
+    what was exported keeps nothing.
+    """
+    own = model if isinstance(model, GraphModule) else copy.deepcopy(model)
+    result = own(**batch)
     leaves = tree_leaves(dict(result) if isinstance(result, dict) else result)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
