@@ -111,6 +111,7 @@ def test_whole_runs_take_as_long_as_readme_says() -> None:
     from peers.results import Results
 
     shares: dict[str, list[tuple[float, float]]] = {"wide_resnet20": [], "conv4": []}
+    of_others: dict[str, list[float]] = {"wide_resnet20": [], "conv4": []}  # seconds of the other PCNs
     timed = [record for record in Results().final.records if record["train_seconds"] is not None]
     for record in timed:
         beside = [each for each in timed if (each["parent"], each["epochs"]) == (record["parent"], record["epochs"])]
@@ -118,15 +119,173 @@ def test_whole_runs_take_as_long_as_readme_says() -> None:
         seconds, energy_j = (record[name] / mean(wide, name) for name in ("train_seconds", "energy_j"))
         if record["method"] in (PARENTS[record["parent"]].now, "pcn-paper"):
             shares[record["parent"]].append((seconds, energy_j))
-        elif record["method"] != "narrow" and record["parent"] == "wide_resnet20" and record["target"] == 1_094_154:
+        elif record["method"].startswith("pcn-"):
+            of_others[record["parent"]].append(seconds)
+        if record["method"] != "narrow" and record["parent"] == "wide_resnet20" and record["target"] == 1_094_154:
             assert (seconds > 1) == (record["method"] != "parent")
     (times, energies), (of_conv4, and_energies) = (zip(*found, strict=True) for found in shares.values())
-    seconds, joules, seconds_of_conv4, joules_of_conv4 = (
-        f"{min(each):.1f} to {max(each):.1f}" for each in (times, energies, of_conv4, and_energies)
+    seconds, joules, seconds_of_conv4, joules_of_conv4, others, others_of_conv4 = (
+        f"{min(each):.1f} to {max(each):.1f}" for each in (times, energies, of_conv4, and_energies, *of_others.values())
     )
-    stated = f"{seconds} times the wide network's seconds and {joules} times its energy, Conv4's"
-    assert min(times + of_conv4) > 1
-    assert f"{stated} {seconds_of_conv4} and {joules_of_conv4} times." in said_on("README.md")
+    assert min(*times, *of_conv4, *of_others["wide_resnet20"], *of_others["conv4"]) > 1
+    readme = said_on("README.md")
+    ours = f"take {seconds} times the wide network's seconds and {joules} times its energy on WideResNet-20"
+    assert f"{ours}, {seconds_of_conv4} and {joules_of_conv4} times on Conv4. The comparison's other PCNs" in readme
+    assert f"from scratch) take {others} times its seconds, and {others_of_conv4} times on Conv4." in readme
+
+
+def test_timed_runs_of_182_epochs_are_fused_where_their_records_say_false() -> None:
+    from peers.comparison import FUSED_FROM
+    from peers.results import Results
+
+    assert FUSED_FROM == 182
+    found = Results().final.records
+    long = [each["fused"] for each in found if each["train_seconds"] is not None and each["epochs"] >= FUSED_FROM]
+    assert not any(each.get("fused") for each in found)
+    assert long.count(False) == len(long) == 5
+    page = said_on("docs/comparison.md")
+    assert "which never says true. The run that is timed alone is fused from 182 epochs on" in page
+
+
+QUARTER, NINTH, OF_CONV4 = 1_094_154, 473_802, 101_810
+
+
+def final_runs(method: str, epochs: int, target: int) -> list[Any]:
+    """A method's runs of the comparison at a size, which says the network too; the wide network has no size."""
+    from peers.results import Results
+
+    parent = "conv4" if target == OF_CONV4 else "wide_resnet20"
+    found = [run for run in Results().final.records if (run["method"], run["epochs"]) == (method, epochs)]
+    return [run for run in found if run["parent"] == parent and (method == "parent" or run["target"] == target)]
+
+
+def above(theirs: str, epochs: int, target: int) -> Any:
+    """By how much the planner's PCN is above another network."""
+    from peers.intervals import paired_difference
+    from peers.report import by_seed
+
+    return paired_difference(*(by_seed(final_runs(name, epochs, target)) for name in ("pcn-planner", theirs)))
+
+
+def test_what_was_aimed_at_is_reached_where_it_is_said_to_be() -> None:
+    from peers.results import Results
+
+    def shown(method: str, epochs: int, target: int) -> str:
+        """The mean of the test accuracies, and their range."""
+        runs = [run["test_accuracy"] for run in final_runs(method, epochs, target)]
+        return f"{statistics.fmean(runs):.2f} ({min(runs):.2f} to {max(runs):.2f}"
+
+    page = said_on("docs/comparison.md")
+    narrow = above("narrow", 60, QUARTER)
+    assert narrow.mean >= 0.5
+    assert narrow.low > 0
+    assert f"| yes | {narrow.mean:.2f} above ({narrow.low:+.2f} to {narrow.high:+.2f}, five seeds) |" in page
+    methods = {run["method"] for run in Results().final.records if (run["epochs"], run["target"]) == (60, QUARTER)}
+    others = {name: above(name, 60, QUARTER) for name in methods - {"parent", "pcn-planner"}}
+    assert [name for name, each in others.items() if not each.clears_zero] == ["pcn-planner-four-patterns"]
+    assert f"| yes, by the mean | {min(each.mean for each in others.values()):.2f} or more above each" in page
+    level = others["pcn-planner-four-patterns"]
+    assert f"({level.mean:.2f} above, {level.low:+.2f} to {level.high:+.2f}, five seeds) |" in page
+    assert f"| yes | {shown('pcn-planner', 182, NINTH)}, three seeds) |" in page
+    assert f"| yes | {shown('pcn-planner-sized', 20, OF_CONV4)}, five seeds) |" in page
+
+
+def test_the_aim_that_is_missed_is_missed_by_as_much_as_is_said() -> None:
+    from peers.report import by_seed
+
+    page, wide = said_on("docs/comparison.md"), above("parent", 182, QUARTER)
+    assert f"| **no** | {-wide.mean:.2f} below ({wide.low:+.2f} to {wide.high:+.2f}, three seeds) |" in page
+    assert f"**How far**: by {-wide.mean - 0.3:.2f}." in page
+    ours, theirs = (by_seed(final_runs(name, 182, QUARTER)) for name in ("pcn-planner", "parent"))
+    first, second, third = (f"{theirs[seed] - ours[seed]:.2f}" for seed in sorted(ours))
+    assert f"The three seeds end {first}, {second} and {third} below the wide network" in page
+    loss, of_narrow = (
+        f"{statistics.fmean(run['last_loss'] for run in final_runs(name, 182, QUARTER)):.4f}"
+        for name in ("pcn-planner", "narrow")
+    )
+    assert f"training loss ends at {loss}, the half-width network's at {of_narrow} (the wide one's is not" in page
+    assert all(run.get("last_loss") is None for run in final_runs("parent", 182, QUARTER))
+    long, short = (f"{-above('parent', epochs, NINTH).mean:.2f}" for epochs in (182, 60))
+    assert f"the PCN is {long} below the wide network over 182 epochs, and {short} over 60." in page
+
+
+def rows_of_ideas(head: str) -> list[list[str]]:
+    """The rows of the table on the ideas for the planner that begins so; arms stand in backquotes."""
+    text = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
+    rows = text[text.index(head) :].split("\n\n")[0].splitlines()[2:]
+    hedged = "tuned, patterns chosen, hedged"
+    return [[cell.strip().replace("the hedged budget", hedged) for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_ideas_for_the_planner_have_brought_what_is_said() -> None:
+    import planner_search
+    from peers.intervals import paired_difference
+    from peers.report import by_seed
+    from peers.results import RESULTS
+    from records import Records
+
+    records = Records(RESULTS / planner_search.RECORDS).records
+    rows = rows_of_ideas("| idea | arm | beside |")
+    assert len(rows) >= 20
+    for _, arm, beside, epochs, seeds, difference, *_ in rows:
+        mine, other = (
+            by_seed(
+                [run for run in records if (run["arm"], run["epochs"]) == (name.strip("`"), int(epochs))],
+                "validation_accuracy",
+            )
+            for name in (arm, beside)
+        )
+        found = paired_difference(mine, other)
+        assert found is not None, arm
+        assert (seeds, difference) == (str(found.pairs), str(found)), arm
+
+
+def test_arms_that_are_said_to_have_no_run_have_none() -> None:
+    import planner_search
+    from peers.arms import ARMS
+    from peers.results import RESULTS
+    from records import Records
+
+    arms = [arm for _, cell in rows_of_ideas("| idea | arms without a run |") for arm in re.findall("`(.*?)`", cell)]
+    assert len(arms) >= 15
+    assert set(arms) <= set(ARMS)
+    assert {each["arm"] for each in Records(RESULTS / planner_search.RECORDS).records}.isdisjoint(arms)
+
+
+def test_what_performance_misses_is_missed_by_as_much_as_it_says() -> None:
+    from peers.results import RESULTS
+
+    found = json.loads((RESULTS / "step_time.json").read_text())
+    steps = {(each["network"].removeprefix("wide_resnet20-"), each["batch"]): each for each in found["records"]}
+    page = said_on("docs/performance.md")
+
+    def beside_half(network: str, *, best: bool) -> tuple[str, ...]:
+        """The share of the half-width network's step: of its best, which PCN1's run has, or block by block."""
+        both = [(steps[network, batch], steps["pcn1" if best else network, batch]) for batch in (1024, 128)]
+        return tuple(f"{each['pcn_ms'] / beside['narrow_ms']:.2f}" for each, beside in both)
+
+    (large, small), blocks = beside_half("planned-flops", best=True), beside_half("planned-flops", best=False)
+    best = f"takes {large} (1024) and {small} (128) of that network's best step"
+    assert f"{best}, {blocks[0]} and {blocks[1]} where it is compiled block by block" in page
+    assert f"`wide_resnet20-planned-flops` at {large} and {small} (of two runs each)" in page
+    networks = {network for network, batch in steps if batch == 128 and (network, 1024) in steps and "x" not in network}
+    of_parent = [name for name in networks if name.startswith(("pcn", "planned", "patterns", "budget"))]
+    within = [name for name in of_parent if max(map(float, beside_half(name, best=True))) <= 1.15]
+    assert sorted(within) == ["pcn1", "pcn2"]
+
+    def shares(kernel: str, *, ours: bool = False) -> str:
+        """The range over all sizes, or over those at which a kernel of ours is faster by more than noise."""
+        rows = [each for each in found["kernels"] if each["kernel"] == kernel]
+        of = [each["share_of_copy"] for each in rows if not ours or each["time_us"] < 0.95 * each["library_us"]]
+        assert max(of) < 0.6
+        return f"{100 * min(of):.0f} to {100 * max(of):.0f}%"
+
+    kernels = "narrow_conv", "narrow_conv_input", "narrow_conv_weight"
+    forward, of_input, of_weight = (shares(kernel) for kernel in kernels)
+    backward = f"the gradient of the input at {of_input}, that of the weight at {of_weight}"
+    assert f"the forward pass runs at {forward}, {backward}" in page
+    forward, of_input, of_weight = (shares(kernel, ours=True) for kernel in kernels)
+    assert f"ours have {forward}, {of_input} and {of_weight}." in page
 
 
 def test_steps_take_the_share_that_readme_says() -> None:
