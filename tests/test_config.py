@@ -177,9 +177,11 @@ def test_a_rule_that_only_says_how_leaves_the_sizes_to_others(name: str, how: La
     assert PCNConfig(layers={name: LayerRule()}).rule_for(name) == (LayerRule(), True)  # which leaves it alone
 
 
-def test_outputs_behind_a_basis_need_a_rank_beside_them() -> None:
-    with pytest.raises(ConfigError, match=r"output_rank=8 without a rank: give one beside it, 1\.0"):
-        LayerRule(output_rank=8)
+def test_an_output_rank_is_a_size_that_needs_no_rank_beside_it() -> None:
+    rule = LayerRule(output_rank=8)
+    assert rule.transforms
+    assert not rule.only_says_how
+    assert PCNConfig(layers={"fc": rule}).fixes("fc")
 
 
 def test_flags_are_not_alike_for_their_dashes() -> None:

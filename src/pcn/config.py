@@ -69,7 +69,7 @@ class LayerRule:
     rank: Rank | None = None
     keep_outputs: KeepOutputs | None = None
     order: Order | None = None
-    output_rank: int | float | None = None  # outputs that are trained, behind a frozen basis that expands them
+    output_rank: int | float | None = None  # outputs that are trained, behind a frozen basis; alone: reads all inputs
     precondition: float | None = None  # 0 to 1, in place of the configuration's
     kernel_rank: int | None = None  # in place of the configuration's
     sized_for: Stepper | None = None  # in place of the configuration's
@@ -83,10 +83,6 @@ class LayerRule:
         if self.order is not None:
             _check_choice("order", self.order, ORDERS)
         _check_output_rank(self.output_rank)
-        if self.output_rank is not None and self.rank is None:
-            raise ConfigError(
-                f"output_rank={self.output_rank!r} without a rank: give one beside it, 1.0 for all inputs"
-            )
         if not (self.precondition is None or (is_number(self.precondition) and 0 <= self.precondition <= 1)):
             raise ConfigError(f"precondition={self.precondition!r}: give a number from 0 (not at all) to 1 (fully)")
         if self.kernel_rank is not None:
@@ -95,16 +91,26 @@ class LayerRule:
             _check_choice("sized_for", self.sized_for, STEPPERS)
         if self.centred is not None:
             check_flags(self, "centred")
-        if self.kernel_rank is not None and self.keep_outputs is not None and self.rank is None:
+        sized = next((name for name in ("keep_outputs", "output_rank") if getattr(self, name) is not None), None)
+        if self.kernel_rank is not None and sized is not None and self.rank is None:
             raise ConfigError(
-                f"kernel_rank={self.kernel_rank} beside keep_outputs, without a rank: give one, 1.0 for all inputs"
+                f"kernel_rank={self.kernel_rank} beside {sized}, without a rank: give one, 1.0 for all inputs"
             )
 
     @property
     def only_says_how(self) -> bool:
         """Whether sizes are left to others."""
         how = (self.order, self.precondition, self.kernel_rank, self.sized_for, self.centred)
-        return self.rank is None and self.keep_outputs is None and any(each is not None for each in how)
+        return not self.has_sizes and any(each is not None for each in how)
+
+    @property
+    def has_sizes(self) -> bool:
+        return any(each is not None for each in (self.rank, self.keep_outputs, self.output_rank))
+
+    @property
+    def transforms(self) -> bool:
+        """Whether a layer is to get a basis, on one side or the other."""
+        return self.rank is not None or self.output_rank is not None
 
     @property
     def needs_statistics(self) -> bool:
@@ -175,6 +181,11 @@ class PCNConfig:
             how = rule or LayerRule()
             return replace(how, rank=self.rank, keep_outputs=self.keep_outputs, output_rank=self.output_rank), False
         return rule, name in self.layers
+
+    @property
+    def transforms_any(self) -> bool:
+        """Whether layers without a rule of their own are to get a basis, on one side or the other."""
+        return self.rank is not None or self.output_rank is not None
 
     def centres(self, name: str) -> bool:
         """Whether a layer is to read its input without its mean."""

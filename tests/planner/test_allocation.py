@@ -120,7 +120,9 @@ def test_both_sides_stay_within_the_budget_too(params: float, step: int) -> None
         model, [x], pcn.Budget(params, step=step, two_sided=True, config=pcn.PCNConfig(skip_larger=False))
     )
     assert count(model).trainable <= limit
-    assert all(layer.rank is not None or layer.output_rank is None for layer in plan.layers.values())
+    for layer in plan.layers.values():
+        alone = layer.transformed and layer.rank is None
+        assert alone == (layer.reason == "the budget gives it a basis for its outputs alone")
 
 
 def test_two_sides_are_worth_at_least_one() -> None:
@@ -134,6 +136,21 @@ def test_two_sides_are_worth_at_least_one() -> None:
         pcn.make_plan(small, stats, budget).apply_(small, stats)
         kept.append(float((small(x) - model(x)).detach().square().mean()))
     assert kept[1] < kept[0]
+
+
+def test_the_side_is_chosen_on_which_less_is_lost() -> None:
+    """Inputs that vary alike in every direction are best read as they are, where few directions come out of them."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 64)).double(), torch.randn(512, 64).double()
+    with torch.no_grad():
+        few = torch.linalg.qr(torch.randn(48, 8).double())[0]
+        model[0].weight.copy_(few @ few.T @ model[0].weight)
+    before = model(x)
+    plan = pcn.compress_(model, [x], pcn.Budget(params=0.3, two_sided=True, worth=pcn.Response()))
+    first, second = plan.layers.values()
+    assert (first.rank, first.output_rank) == (None, 8)
+    assert second.rank == 8  # and what comes out of few directions is read along these
+    torch.testing.assert_close(model(x), before, rtol=1e-9, atol=1e-9)
 
 
 def test_the_share_that_outputs_keep_is_of_the_outputs_covariance() -> None:

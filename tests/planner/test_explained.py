@@ -91,7 +91,8 @@ def test_more_trained_outputs_are_named_where_they_are_what_comes_next() -> None
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128))
     x = torch.randn(1024, 64) @ (torch.randn(64, 64) * torch.logspace(0, -2, 64))
-    plan = pcn.make_plan(model, pcn.analyze(model, [x]), pcn.Budget(params=0.3, two_sided=True))
+    plan = pcn.make_plan(model, pcn.analyze(model, [x]), pcn.Budget(params=0.35, two_sided=True))
     layer = plan.layers["0"]
+    assert (layer.rank, layer.reason) == (None, "the budget gives it a basis for its outputs alone")
     assert layer.output_rank is not None
-    assert f"rank {layer.rank} with all outputs trained would be worth" in str(layer.note)
+    assert f"all inputs with {layer.output_rank + 8} trained outputs would be worth" in str(layer.note)

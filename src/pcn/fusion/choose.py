@@ -61,7 +61,7 @@ def choose_forms(
         sizes = f"{layer} {tuple(like.shape)} {like.dtype} {place.around}"
         if sizes not in known:
             known[sizes] = _seconds(place, like, among)
-        choices[name] = _Choice(place, like.numel() // len(layer.basis), known[sizes])
+        choices[name] = _Choice(place, like.numel() // place.sizes[0], known[sizes])
     found = _chosen(choices)
     for chain in search.chains:  # one reader at the full width, and a projection for the others saves little
         found |= dict.fromkeys(chain.readers, found[chain.readers[0]]) if chain.readers else {}
@@ -97,12 +97,18 @@ class _Place:
         """What there is around the layer."""
         return self.before is not None, self.after is not None, self.written, self.kept
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Inputs and directions; a layer without these has no choice of forms."""
+        assert self.layer.basis is not None
+        return self.layer.basis.shape[0], self.layer.basis.shape[1]
+
     def keeps(self, form: Form) -> int:
         """What is kept for the backward pass at every position: what the norm reads, the full width, a projection.
 
         Of stock code nothing is known: what stands around a layer there keeps what it likes.
         """
-        width, rank = self.layer.basis.shape
+        width, rank = self.sizes
         if form == "folded" or self.stock:
             return 2 * width
         return (2 * width if self.kept else width) + rank
@@ -168,7 +174,7 @@ def _chosen(choices: Mapping[str, _Choice]) -> dict[str, Form]:
     """
     forms = {name: choice.best for name, choice in choices.items()}
     *_, last = choices.values() or [None]
-    room = 0 if last is None else last.positions * len(last.place.layer.basis)
+    room = 0 if last is None else last.positions * last.place.sizes[0]
     large = [name for name, form in forms.items() if choices[name].may_fold(form)]
     for name in sorted(large, key=lambda name: choices[name].price(forms[name])):
         if sum(choices[each].more(form) for each, form in forms.items()) + room <= 0:

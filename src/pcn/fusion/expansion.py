@@ -34,12 +34,12 @@ class Expansion:
     @classmethod
     def of(cls, layer: PCModule, *, dense: bool) -> Expansion | None:
         """Multiply out what is frozen of a layer with patterns: over its directions, or over its channels."""
-        patterns = layer.tap_patterns
-        if patterns is None or layer.groups > 1:
+        patterns, basis = layer.tap_patterns, layer.basis
+        if patterns is None or basis is None or layer.groups > 1:
             return None
         with torch.inference_mode(False):  # whoever fuses for inference may train later
-            frozen = contributions(patterns, layer.basis.mT if dense else None).to(compute_dtype(layer.weight))
-        return cls.counted((*patterns, layer.basis), frozen.flatten(1), tuple(frozen.shape[1:]))
+            frozen = contributions(patterns, basis.mT if dense else None).to(compute_dtype(layer.weight))
+        return cls.counted((*patterns, basis), frozen.flatten(1), tuple(frozen.shape[1:]))
 
     @classmethod
     def counted(cls, made_of: tuple[Tensor, ...], frozen: Tensor, shape: tuple[int, ...]) -> Expansion:

@@ -54,6 +54,8 @@ class FusedLayer(PCModule):
     """What the fused layers share; ``use`` says how this one runs."""
 
     use: Use
+    basis: Tensor  # which a layer without runs without us, and likewise its mean
+    mean: Tensor
 
     def forward(self, input: Tensor) -> Tensor:  # the stock layer's name, for those who call it by keyword
         x = input
@@ -234,10 +236,10 @@ def _same(one: Tensor, another: Tensor) -> bool:
 
 
 def forms_of(layer: PCModule) -> tuple[Form, ...]:
-    """How a layer can run; with groups or a trained basis only in its own way.
+    """How a layer can run; with groups, a trained basis, or none for its input, only in its own way.
 
     What is kept of a dropped part reads the full width, so there is no projection to wait for.
     """
-    if layer.train_basis or layer.groups > 1:
+    if layer.basis is None or layer.train_basis or layer.groups > 1:
         return ()
     return FORMS if layer.offset_weight is None else ("factored", "folded")

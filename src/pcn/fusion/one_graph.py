@@ -133,8 +133,12 @@ class GraphSearch:
         assert isinstance(layer, PCModule)
         reads_it_alone = self.calls[name] == {relu}
         kind = type(layer) in LAYERS and "fused" in forms_of(layer) and not hooked(layer)
-        channels_match = layer.basis.shape[0] == shapes(relu)[0][1] and (
-            layer.full_kernel.dim() == len(shapes(relu)[0])  # a linear layer on images reads another dimension
+        channels_match = (
+            layer.basis is not None
+            and layer.basis.shape[0] == shapes(relu)[0][1]
+            and (
+                layer.full_kernel.dim() == len(shapes(relu)[0])  # a linear layer on images reads another dimension
+            )
         )
         return self.forms.get(name) == "fused" and reads_it_alone and kind and channels_match
 

@@ -200,7 +200,8 @@ def _saying_what_lacks(checkpoint: str) -> Iterator[None]:
 @contextmanager
 def _surely_loaded(model: nn.Module, checkpoint: str) -> Iterator[None]:
     """Raise when bases were not loaded: the Trainer only logs that names in a checkpoint are not the model's."""
-    bases = [layer.basis for layer in model.modules() if isinstance(layer, PCModule)]
+    layers = (layer for layer in model.modules() if isinstance(layer, PCModule))
+    bases = [basis for layer in layers for basis in (layer.basis, layer.output_basis) if basis is not None]
     with torch.no_grad():
         for basis in bases:
             basis.fill_(float("nan"))

@@ -123,16 +123,20 @@ def reads_inside(
 
 def unproject_first_moment(
     moment: Tensor,
-    bias_moment: Tensor,
-    mean: Tensor,
-    basis: Tensor,
+    bias_moment: Tensor | None,
+    mean: Tensor | None,
+    basis: Tensor | None,
     groups: int = 1,
     output_basis: Tensor | None = None,
     patterns: Patterns | None = None,
 ) -> Tensor:
     """Carry a running mean of gradients back: V M U⁺ + M_b muᵀ, zero in directions for which none were gathered."""
+    if basis is None:
+        return cast(expand(moment, output_basis, groups), moment)
     if patterns is not None:
         moment = cast(full_kernel(moment, leading_back(patterns, groups), groups), moment)
     back = torch.linalg.pinv(grouped(basis, moment, groups), rtol=RTOL)
     whole = unproject(expand(moment, output_basis, groups), back.mT.flatten(0, 1), groups)
-    return cast(whole + outer(bias_moment, mean, whole, groups), moment)
+    if bias_moment is not None and mean is not None:
+        whole = whole + outer(bias_moment, mean, whole, groups)
+    return cast(whole, moment)

@@ -31,8 +31,8 @@ class Projected(NamedTuple):
 
     weight: Tensor  # (n, r, *kernel), or (g*s, r, *kernel) with an output basis
     bias: Tensor | None  # (n,); where there is none the mean is zero
-    mean: Tensor  # (m,)
-    basis: Tensor  # (m, r)
+    mean: Tensor | None  # (m,)
+    basis: Tensor | None  # (m, r); without one, and without a mean, the input is read as it is
     offset_weight: Tensor | None = None  # (n, m/g, *kernel)
     output_basis: Tensor | None = None  # (n, s)
     kernel_basis: Tensor | None = None  # p patterns of taps (g*p, *kernel); the weight is (..., p) then
@@ -48,7 +48,7 @@ class Projected(NamedTuple):
 class Factors(NamedTuple):
     """The same function as a chain of plain layers: projection, layer, and expansion with an output basis."""
 
-    projection: Tensor  # (g*r, m/g, 1, ...)
+    projection: Tensor | None  # (g*r, m/g, 1, ...); None where the input is read as it is
     weight: Tensor  # (n or g*s, r, *kernel)
     bias: Tensor | None  # (n,), of the last layer in the chain
     expansion: Tensor | None  # (n, s, 1, ...)
@@ -93,6 +93,20 @@ def reader_transform(
     return Projected(projected, shifted, cast(kept_mean, weight), cast(kept_basis, weight))
 
 
+def writer_transform(
+    weight: Tensor, bias: Tensor | None, mean: Tensor | None, output_basis: Tensor, groups: int = 1
+) -> Projected:
+    """Have a layer that reads its input as it is train s outputs: y = V (Vᵀ W) x + b.
+
+    With a ``mean`` of its input, the bias takes over what the basis loses of the response to that.
+    """
+    projected = with_output_basis(Projected(weight, bias, None, None), output_basis, groups)
+    if mean is None:
+        return projected
+    lost = dropped_part(weight, projected, groups)
+    return projected._replace(bias=_shifted_bias(lost, bias, mean, groups))
+
+
 def with_output_basis(projected: Projected, output_basis: Tensor, groups: int = 1) -> Projected:
     """Have s outputs trained and expanded by V, orthonormal columns within each group: the weight becomes Vᵀ W~."""
     core = project_outputs(projected.weight, output_basis, groups)
@@ -114,21 +128,22 @@ def scaled(projected: Projected, scale: Tensor) -> Projected:
         return each.view(-1, *[1] * (rows.dim() - 1))
 
     weight, basis = projected.weight, projected.basis
+    assert basis is not None
     return projected._replace(weight=weight / of_group(weight), basis=basis * of_group(basis))
 
 
 def dropped_part(weight: Tensor, projected: Projected, groups: int = 1) -> Tensor:
     """Return W - V W~ Uᵀ, what truncated bases lose of the weight."""
     kernel = full_kernel(projected.weight, projected.patterns, groups)
-    kept = unproject(expand(kernel, projected.output_basis, groups), projected.basis, groups)
+    kept = _unprojected(expand(kernel, projected.output_basis, groups), projected.basis, groups)
     return cast(exact(weight, weight) - kept, weight)
 
 
 def dense_form(
     weight: Tensor,
     bias: Tensor | None,
-    mean: Tensor,
-    basis: Tensor,
+    mean: Tensor | None,
+    basis: Tensor | None,
     groups: int = 1,
     offset: Tensor | None = None,
     output_basis: Tensor | None = None,
@@ -136,19 +151,19 @@ def dense_form(
 ) -> tuple[Tensor, Tensor | None]:
     """Multiply everything out: return the weight and bias of the plain layer that computes the same function."""
     kernel = full_kernel(weight, patterns, groups)
-    dense = unproject(expand(kernel, output_basis, groups), basis, groups)
+    dense = _unprojected(expand(kernel, output_basis, groups), basis, groups)
     if offset is not None:
         dense = dense + exact(offset, weight)
-    if bias is None:
-        return cast(dense, weight), None
+    if bias is None or mean is None:
+        return cast(dense, weight), bias
     return cast(dense, weight), cast(exact(bias, weight) - response_to_constant(dense, mean, groups), weight)
 
 
 def factored_form(
     weight: Tensor,
     bias: Tensor | None,
-    mean: Tensor,
-    basis: Tensor,
+    mean: Tensor | None,
+    basis: Tensor | None,
     groups: int = 1,
     output_basis: Tensor | None = None,
     patterns: Patterns | None = None,
@@ -156,6 +171,9 @@ def factored_form(
     """Split into a projection without bias and the layer after it, whose bias takes over the centring."""
     kernel = full_kernel(weight, patterns, groups)
     ones = (1,) * (kernel.dim() - 2)
+    expansion = None if output_basis is None else cast(output_basis.reshape(*output_basis.shape, *ones), weight)
+    if basis is None or mean is None:
+        return Factors(None, cast(kernel, weight), bias, expansion)
     projection = grouped(basis, weight, groups).transpose(1, 2).flatten(0, 1)
     centre = response_to_constant(projection, mean, groups)
     shift = response_to_constant(expand(kernel, output_basis, groups), centre, groups)
@@ -163,8 +181,12 @@ def factored_form(
         projection=cast(projection.reshape(*projection.shape, *ones), weight),
         weight=cast(kernel, weight),
         bias=None if bias is None else cast(exact(bias, weight) - shift, weight),
-        expansion=None if output_basis is None else cast(output_basis.reshape(*output_basis.shape, *ones), weight),
+        expansion=expansion,
     )
+
+
+def _unprojected(weight: Tensor, basis: Tensor | None, groups: int) -> Tensor:
+    return weight if basis is None else unproject(weight, basis, groups)
 
 
 def _rows(tensor: Tensor, kept: Tensor | None) -> Tensor:

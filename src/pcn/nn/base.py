@@ -17,9 +17,10 @@ TENSORS = ("weight", "bias", "basis", "mean", "offset_weight", "output_basis", "
 
 
 class PCModule(Transformed):
-    """Base of the layers that compute W~ Uᵀ(x - mu) + b~: only ``weight`` and ``bias`` are trained.
+    """Base of the layers that compute V W~ Uᵀ(x - mu) + b~: only ``weight`` and ``bias`` are trained.
 
-    Without a ``bias``, which is None then, it reads its input as it is: ``mean`` stays zero, and is never trained.
+    Without a ``bias``, which is None then, inputs are not centred: ``mean`` stays zero, and is never trained. Without a
+    ``basis``, which is None where there is an output basis alone, nor is there a ``mean``.
     ``basis`` (m, r) and ``mean`` (m,) are buffers, or parameters with ``train_basis``. ``offset_weight`` is the frozen
     part of the weight outside the basis; ``output_basis`` (n, s) expands s trained outputs to n; ``kernel_basis``
     (g*r*q, *kernel) holds patterns of taps, q for a direction on average, of which the kernel is made, and
@@ -28,8 +29,8 @@ class PCModule(Transformed):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
-    basis: Tensor
-    mean: Tensor
+    basis: Tensor | None
+    mean: Tensor | None
     offset_weight: Tensor | None
     output_basis: Tensor | None
     kernel_basis: Tensor | None
@@ -44,7 +45,7 @@ class PCModule(Transformed):
         inputs: int,
         outputs: int,
         kernel: tuple[int, ...],
-        rank: int,
+        rank: int | None,
         output_rank: int | None,
         train_basis: bool,
         offset: bool,
@@ -55,17 +56,21 @@ class PCModule(Transformed):
         for name, value in (("rank", rank), ("output_rank", output_rank)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value}: give a whole number of at least 1")
+        if rank is None and (output_rank is None or kernel_rank is not None):
+            asked = "" if kernel_rank is None else f", kernel_rank={kernel_rank}"
+            raise ConfigError(f"rank=None, output_rank={output_rank}{asked}: give a rank, or an output rank alone")
         if kernel_rank is not None and not (type(kernel_rank) is int and 1 <= kernel_rank <= math.prod(kernel)):
             raise ConfigError(
                 f"kernel_rank={kernel_rank!r}: give a whole number from 1 to the {math.prod(kernel)} taps"
             )
         trained = outputs if output_rank is None else self.groups * output_rank
-        shape = (rank, *kernel) if kernel_rank is None else (rank * kernel_rank,)
+        read = inputs // self.groups if rank is None else rank
+        shape = (read, *kernel) if kernel_rank is None else (read * kernel_rank,)
         self.weight = nn.Parameter(torch.empty(trained, *shape, **factory))
         self.register_parameter("bias", nn.Parameter(torch.empty(outputs, **factory)) if bias else None)
-        for name, shape in (("basis", (inputs, rank)), ("mean", (inputs,))):
-            tensor = torch.empty(shape, **factory)
-            if train_basis and (bias or name == "basis"):
+        for name, shape in (("basis", (inputs, read)), ("mean", (inputs,))):
+            tensor = None if rank is None else torch.empty(shape, **factory)
+            if tensor is not None and train_basis and (bias or name == "basis"):
                 self.register_parameter(name, nn.Parameter(tensor))
             else:
                 self.register_buffer(name, tensor)
@@ -75,8 +80,8 @@ class PCModule(Transformed):
         self.register_buffer("output_basis", None if output_shape is None else torch.empty(output_shape, **factory))
         patterns, mask = None, None
         if kernel_rank is not None:
-            patterns = torch.empty(self.groups * rank * kernel_rank, *kernel, **factory)
-            mask = torch.empty(self.groups * rank, math.prod(kernel), **factory)
+            patterns = torch.empty(self.groups * read * kernel_rank, *kernel, **factory)
+            mask = torch.empty(self.groups * read, math.prod(kernel), **factory)
         self.register_buffer("kernel_basis", patterns)
         self.register_buffer("kernel_mask", mask)
         self.reset_parameters()
@@ -97,12 +102,12 @@ class PCModule(Transformed):
     @property
     def kernel_rank(self) -> int | None:
         """The number of patterns of taps in which a direction is read, on average."""
-        return None if self.kernel_basis is None else self.weight.shape[1] // self.rank
+        return None if self.kernel_basis is None or self.rank is None else self.weight.shape[1] // self.rank
 
     @property
-    def rank(self) -> int:
-        """The number of directions (per group) in which the layer reads its input."""
-        return self.basis.shape[1]
+    def rank(self) -> int | None:
+        """The number of directions (per group) in which the layer reads its input; None where it reads it as it is."""
+        return None if self.basis is None else self.basis.shape[1]
 
     @property
     def output_rank(self) -> int | None:
@@ -120,8 +125,10 @@ class PCModule(Transformed):
         bound = 1 / math.sqrt(self.weight[0].numel())
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
-        nn.init.zeros_(self.mean)
-        _fill_orthonormal_(self.basis, self.groups)
+        if self.mean is not None:
+            nn.init.zeros_(self.mean)
+        if self.basis is not None:
+            _fill_orthonormal_(self.basis, self.groups)
         if self.offset_weight is not None:
             nn.init.zeros_(self.offset_weight)
         if self.output_basis is not None:
@@ -146,11 +153,12 @@ class PCModule(Transformed):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         *_, errors = arguments
-        if self.bias is None and not self.mean.is_meta and bool(self.mean.any()):
+        if self.bias is None and self.mean is not None and not self.mean.is_meta and bool(self.mean.any()):
             errors.append(f"{prefix}mean is not zero, and the layer has no bias that makes up for it")
         if self.kernel_mask is None or self.kernel_mask.is_meta:
             return
-        wanted, dealt = self.rank * (self.kernel_rank or 0), (self.kernel_mask > 0.5).reshape(self.groups, -1).sum(1)
+        wanted = (self.rank or 0) * (self.kernel_rank or 0)
+        dealt = (self.kernel_mask > 0.5).reshape(self.groups, -1).sum(1)
         if any(count != wanted for count in dealt.tolist()):
             errors.append(f"{prefix}kernel_mask gives directions {dealt.tolist()} patterns of taps, there are {wanted}")
 
@@ -167,7 +175,7 @@ class PCModule(Transformed):
 
     def _extra(self) -> str:
         """What ``extra_repr`` says beyond the stock layer's."""
-        said = f", rank={self.rank}"
+        said = "" if self.rank is None else f", rank={self.rank}"
         if self.output_basis is not None:
             said += f", output_rank={self.output_rank}"
         if self.kernel_basis is not None:

@@ -49,7 +49,7 @@ OF_ITS_CLASS = (
 
 def empty_like(
     layer: nn.Module,
-    rank: int,
+    rank: int | None,
     *,
     inputs: int | None = None,
     outputs: int | None = None,

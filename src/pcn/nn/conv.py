@@ -17,14 +17,14 @@ PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 class PCConvNd(PCModule):
-    """What the three convolutions share; its arguments are the stock layer's, and ``rank`` counts per group."""
+    """What the three convolutions share; its arguments are the stock layer's, and ranks count per group."""
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
         kernel_size: Size,
-        rank: int,
+        rank: int | None,
         *,
         stride: Size = 1,
         padding: Size | str = 0,

@@ -57,18 +57,19 @@ def pc_linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    mean: Tensor,
-    basis: Tensor,
+    mean: Tensor | None,
+    basis: Tensor | None,
     offset_weight: Tensor | None = None,
     output_basis: Tensor | None = None,
 ) -> Tensor:
     """Return V W~ Uᵀ(x - mu) + b~, plus the offset's W (x - mu), for x of shape (..., m)."""
-    y = linear_of_projected(project_rows(x, mean, basis), weight, bias, output_basis)
+    projected = x if basis is None or mean is None else project_rows(x, mean, basis)
+    y = linear_of_projected(projected, weight, bias, output_basis)
     if offset_weight is None:
         return y
     dtype = compute_dtype(x)
     offset_weight = offset_weight.to(dtype)
-    return y + F.linear(x, offset_weight, -response_to_constant(offset_weight, mean).to(dtype))
+    return y + F.linear(x, offset_weight, _less_response(offset_weight, mean, 1, dtype))
 
 
 def project_rows(x: Tensor, mean: Tensor, basis: Tensor) -> Tensor:
@@ -90,8 +91,8 @@ def pc_conv(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    mean: Tensor,
-    basis: Tensor,
+    mean: Tensor | None,
+    basis: Tensor | None,
     geometry: Geometry,
     offset_weight: Tensor | None = None,
     output_basis: Tensor | None = None,
@@ -102,26 +103,41 @@ def pc_conv(
     input need not be padded and centred: y = conv_zero_padded(Uᵀx; W~) + b~ - (Σ_k W~_k) c.
     """
     dtype, groups, spatial = compute_dtype(x), geometry.groups, weight.dim() - 2
-    basis = basis.to(dtype)
-    directions = by_group(basis, groups).transpose(1, 2).flatten(0, 1)
-    taps = weight.shape[2:].numel()
-    kernel = pointwise(for_convolution(directions, taps, x.device) if groups == 1 else directions, spatial)
-    centre = project_constant(mean, basis, groups)
-    if geometry.pads_with_zeros:
-        projected, shift = project(x, kernel, None, groups), -response_to_constant(weight.to(dtype), centre, groups)
+    if basis is None or mean is None:
+        projected, shift = x, None
     else:
-        projected, shift = project(x, kernel, filled(-centre.to(dtype), 0, len(kernel)), groups), None
+        projected, shift = _projected(x, weight, mean, basis.to(dtype), geometry)
+    along = basis is not None
     if output_basis is None:
         added = bias if shift is None else (shift if bias is None else bias + shift).to(dtype)
-        y = convolve_padded(projected, weight, added, geometry, projected=True)
+        y = convolve_padded(projected, weight, added, geometry, projected=along)
     else:
         moved = None if shift is None else shift.to(dtype)
-        core = convolve_padded(projected, weight, moved, geometry, projected=True)
+        core = convolve_padded(projected, weight, moved, geometry, projected=along)
         y = convolve(core, pointwise(output_basis.to(dtype), spatial), bias, groups)
     if offset_weight is None:
         return y
     offset_weight = offset_weight.to(dtype)
-    return y + convolve_padded(x, offset_weight, -response_to_constant(offset_weight, mean, groups).to(dtype), geometry)
+    return y + convolve_padded(x, offset_weight, _less_response(offset_weight, mean, groups, dtype), geometry)
+
+
+def _projected(
+    x: Tensor, weight: Tensor, mean: Tensor, basis: Tensor, geometry: Geometry
+) -> tuple[Tensor, Tensor | None]:
+    """Project images, and return what is to be added at every pixel behind the convolution, if anything."""
+    groups, dtype = geometry.groups, basis.dtype
+    directions = by_group(basis, groups).transpose(1, 2).flatten(0, 1)
+    taps = weight.shape[2:].numel()
+    kernel = pointwise(for_convolution(directions, taps, x.device) if groups == 1 else directions, weight.dim() - 2)
+    centre = project_constant(mean, basis, groups)
+    if geometry.pads_with_zeros:
+        return project(x, kernel, None, groups), -response_to_constant(weight.to(dtype), centre, groups)
+    return project(x, kernel, filled(-centre.to(dtype), 0, len(kernel)), groups), None
+
+
+def _less_response(weight: Tensor, mean: Tensor | None, groups: int, dtype: torch.dtype) -> Tensor | None:
+    """What centring takes off behind a weight, which is nothing where inputs are read as they are."""
+    return None if mean is None else -response_to_constant(weight, mean, groups).to(dtype)
 
 
 def for_convolution(directions: Tensor, taps: int, device: torch.device) -> Tensor:

@@ -12,11 +12,13 @@ from pcn.nn.functional import pc_linear
 
 
 class PCLinear(PCModule):
-    """A linear layer that reads its input in ``rank`` directions.
+    """A linear layer that reads its input in ``rank`` directions, or puts out along ``output_rank``, or both.
 
     >>> layer = PCLinear(64, 10, rank=8)
     >>> layer(torch.randn(5, 64)).shape, layer
     (torch.Size([5, 10]), PCLinear(in_features=64, out_features=10, bias=True, rank=8))
+    >>> PCLinear(64, 10, rank=None, output_rank=4)
+    PCLinear(in_features=64, out_features=10, bias=True, output_rank=4)
     """
 
     stock: ClassVar[type[Any]] = nn.Linear
@@ -25,7 +27,7 @@ class PCLinear(PCModule):
         self,
         in_features: int,
         out_features: int,
-        rank: int,
+        rank: int | None,
         *,
         bias: bool = True,
         train_basis: bool = False,

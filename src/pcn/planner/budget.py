@@ -42,7 +42,7 @@ class Budget:
     step: int = 8  # ranks are handed out in steps of this, and channels kept, which also suits the hardware
     floor: float = 0.0  # share of its directions that every layer keeps at least
     worth: Worth | None = None  # what the directions of a layer are worth; None: what suits the limits
-    two_sided: bool = False  # choose the number of trained outputs of each layer as well
+    two_sided: bool = False  # choose for each layer on which side it gets a basis, inputs or outputs, or on both
     drop_channels: bool = False  # choose which output channels go as well, coupled ones together
     patterns: bool | None = None  # choose in how many patterns of taps convolutions read; None: where that helps
     batch: int | None = None  # samples of a step, for time and memory; None: as many as the batch has that is looked at

@@ -23,8 +23,10 @@ def with_next_step(layer: LayerPlan, served: Served, alone: str | None = None) -
 
     ``alone`` is why it had nothing to choose from, where that is so, as :func:`nothing_on_offer` says it.
     """
-    if layer.rank is None:
+    if not layer.transformed:
         return replace(layer, reason=alone or "the budget keeps it whole")
+    if layer.rank is None:
+        layer = replace(layer, reason="the budget gives it a basis for its outputs alone")
     following = _next(served.option, served.following, layer.taps)
     return layer if following is None else layer.with_note(following)
 
@@ -47,7 +49,7 @@ def nothing_on_offer(question: Question, planned: LayerPlan) -> str:
 def _smaller(question: Question, layer: LayerPlan) -> list[Option]:
     """The forms that a budget of counted things alone would offer."""
     found = question.forms(layer, only_smaller=question.budget.config.skip_larger, allow_costlier=True)
-    return [option for option in found if option.rank is not None]
+    return [option for option in found if not option.whole]
 
 
 def with_outputs(layer: LayerPlan, answer: Answer) -> LayerPlan:
@@ -60,7 +62,8 @@ def _next(option: Option, following: Option | None, taps: int) -> str | None:
     """What one option more would be worth and cost; nothing where there is no share to name."""
     if following is None or option.worth <= 0:
         return None
-    what = "all of it" if following.rank is None else f"rank {following.rank}"
+    reads = "all inputs" if following.rank is None else f"rank {following.rank}"
+    what = "all of it" if following.whole else reads
     if following.kernel_rank != option.kernel_rank and following.rank is not None:
         what += f" in {following.kernel_rank or taps} of {taps} patterns"
     if following.output_rank is not None:

@@ -89,7 +89,8 @@ def lowest(layer: LayerPlan, budget: Budget, prices: Prices) -> list[Option]:
     )
     fewest = min(each or layer.taps for each in tried_patterns(layer, budget))
     planned = replace(planned, kernel_rank=fewest if fewest < layer.taps else None)
-    forms = [planned, *(replace(planned, output_rank=trained) for trained in outputs[:1])]
+    both = [replace(planned, output_rank=trained) for trained in outputs[:1]]
+    forms = [planned, *both, *(replace(each, rank=None, kernel_rank=None) for each in both)]
     smaller = [form for form in forms if not (budget.config.skip_larger and (form.is_larger or form.is_slower))]
     found = [Option(f.rank, f.output_rank, prices.after(f), kernel_rank=f.kernel_rank) for f in smaller]
     return [Option(None, None, prices.before(layer)), *found]

@@ -12,7 +12,7 @@ from pcn.costs.usage import Expected, Usage
 from pcn.errors import ConfigError, FileError, suggest
 from pcn.plans.plan import Plan
 
-RankPair = tuple[int, int | None]  # rank and output rank (None: all outputs are trained)
+RankPair = tuple[int | None, int | None]  # rank and output rank (None: all inputs are read, all outputs trained)
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,13 @@ class LayerUsage:
         >>> [layer.at(rank).time_ns for rank in (None, 4, 12, 16)]
         [90, 20, 30, 40]
         """
-        if rank is None:
+        if rank is None and output_rank is None:
             return self.whole
-        corners: list[tuple[RankPair, int]]
-        if output_rank is None:
-            ranks = sorted(r for r, s in self.tried if s is None)
-            corners = [((r, None), weight) for r, weight in _around(ranks, rank)]
-        else:
-            forms = [(r, s) for r, s in self.tried if s is not None]
-            sides = (sorted({r for r, _ in forms}), sorted({s for _, s in forms}))
-            pairs = product(_around(sides[0], rank), _around(sides[1], output_rank))
-            corners = [((r, s), weight * other) for (r, weight), (s, other) in pairs]
+        alike = [
+            form for form in self.tried if (form[0] is None, form[1] is None) == (rank is None, output_rank is None)
+        ]
+        pairs = product(_side([r for r, _ in alike], rank), _side([s for _, s in alike], output_rank))
+        corners: list[tuple[RankPair, int]] = [((r, s), weight * other) for (r, weight), (s, other) in pairs]
         if not corners:
             raise ConfigError(f"no form like rank {rank}, output rank {output_rank} was tried: measure with the budget")
         return _mixed([(self.tried[form], weight) for form, weight in corners])
@@ -55,6 +51,12 @@ class LayerUsage:
             return replace(usage, time_ns=usage.time_ns * part // of)
 
         return replace(self, whole=scaled(self.whole), tried={form: scaled(each) for form, each in self.tried.items()})
+
+
+def _side(tried: Iterable[int | None], x: int | None) -> list[tuple[int | None, int]]:
+    """The sizes tried of one side around x, each with its weight; a side that stays has no other."""
+    points = sorted({each for each in tried if each is not None})
+    return [(None, 1)] if x is None else [*_around(points, x)]
 
 
 def _around(points: Sequence[int], x: int) -> list[tuple[int, int]]:

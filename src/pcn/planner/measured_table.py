@@ -25,7 +25,7 @@ def measured_table(measured: Measured) -> str:
     for name, layer in measured.layers.items():
         rows.append(_row(name, "all", layer.whole))
         rows += [
-            _row(name, f"{rank}" if outputs is None else f"{rank}, {outputs} outputs", usage)
+            _row(name, ", ".join([f"{rank or 'all'}", *([] if outputs is None else [f"{outputs} outputs"])]), usage)
             for (rank, outputs), usage in layer.tried.items()
         ]
     return "\n".join([*([measured.on] if measured.on else []), *align(rows, TEXTS)])

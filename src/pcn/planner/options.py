@@ -32,6 +32,11 @@ class Option:
     worth: float = 0.0
     kernel_rank: int | None = None
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is the layer as it is."""
+        return self.rank is None and self.output_rank is None
+
 
 def forms(
     layer: LayerPlan,
@@ -46,24 +51,28 @@ def forms(
 ) -> Iterator[Option]:
     """Yield the layer as it is, and its forms in steps of rank; with ``only_smaller`` none that is larger or slower.
 
-    Each is on offer with all these numbers of ``patterns``.
+    Each that reads directions is on offer with all these numbers of ``patterns``; those of a layer that is
+    ``two_sided`` train all outputs or fewer, and may read all inputs.
 
     A form that takes more time, or memory, than the layer takes now, where that was measured for a budget of it, is one
     only with ``allow_costlier``. Every form keeps a share of its directions of at least the ``floor``. A layer that has
     lost inputs always reads what is left along directions, which can stand for some of the lost.
     """
-    whole = prices.before(layer)
-    if layer.kept_inputs == layer.in_features:
-        yield Option(None, None, prices.after(replace(layer, rank=None, output_rank=None)))
+    before = prices.before(layer)
+    whole = layer.kept_inputs == layer.in_features
+    if whole:
+        yield Option(None, None, prices.after(replace(layer, rank=None, output_rank=None, kernel_rank=None)))
     width, outputs = layer.kept_inputs // layer.groups, layer.kept_outputs // layer.groups
-    for rank in multiples(step, width, floor * width):
-        for trained, read in product((None, *(multiples(step, outputs - 1) if two_sided else ())), patterns):
-            planned = replace(layer, rank=rank, output_rank=trained, kernel_rank=read)
-            if only_smaller and (planned.is_slower or planned.is_larger):
-                continue
-            costs = prices.after(planned)
-            if allow_costlier or not any(UNITS[unit].measured and costs[unit] > whole[unit] for unit in costs):
-                yield Option(rank, trained, costs, kernel_rank=read)
+    ranks = multiples(step, width, floor * width)
+    fewer = multiples(step, outputs - 1) if two_sided else ()
+    alone = ((None, trained, None) for trained in multiples(step, outputs - 1, floor * outputs))
+    for rank, trained, read in (*product(ranks, (None, *fewer), patterns), *(alone if whole and two_sided else ())):
+        planned = replace(layer, rank=rank, output_rank=trained, kernel_rank=read)
+        if only_smaller and (planned.is_slower or planned.is_larger):
+            continue
+        costs = prices.after(planned)
+        if allow_costlier or not any(UNITS[unit].measured and costs[unit] > before[unit] for unit in costs):
+            yield Option(rank, trained, costs, kernel_rank=read)
 
 
 def multiples(step: int, most: int, least: float = 0.0) -> Sequence[int]:

@@ -78,7 +78,10 @@ def _foreseen(
     plan = make_plan(model, None, config, graph=graph, example=None if graph is None else example)
     staying = {name: NO_SMALLER for name, layer in plan.layers.items() if _is_skipped(layer, budget.config)}
     staying |= {name: why for name in plan.layers if (why := unmeasured(name, stats)) is not None}
-    stay = {name: replace(plan.layers[name], rank=None, reason=why) for name, why in staying.items()}
+    stay = {
+        name: replace(plan.layers[name], rank=None, output_rank=None, kernel_rank=None, reason=why)
+        for name, why in staying.items()
+    }
     plan = replace(plan, layers={**plan.layers, **stay})
     units = tuple(unit for unit in budget.units if known[unit])
     whole = operations(model, example) if "flops" in units else None
@@ -89,7 +92,7 @@ def _is_skipped(layer: LayerPlan, config: PCNConfig) -> bool:
     """Whether a layer will stay although a glob asks for a rank, as that would make it larger."""
     rule, exact = config.rule_for(layer.name)
     sure = config.fixes(layer.name) and not rule.needs_statistics
-    return sure and not exact and config.skip_larger and layer.rank is not None and layer.is_larger
+    return sure and not exact and config.skip_larger and layer.transformed and layer.is_larger
 
 
 def traced(model: nn.Module, example: Example) -> ChannelGraph:

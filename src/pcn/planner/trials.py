@@ -89,15 +89,16 @@ class Trials:
         for rank in doubling(self.step, in_width(layer) // groups):
             yield rank, None
             yield from ((rank, each) for each in outputs)
+        yield from ((None, each) for each in outputs)
 
-    def _part(self, layer: nn.Module, rank: int, outputs: int | None, patterns: int | None) -> PCModule:
+    def _part(self, layer: nn.Module, rank: int | None, outputs: int | None, patterns: int | None) -> PCModule:
         part = empty_like(
             layer,
             rank,
             train_basis=self.config.train_basis,
             offset=self.config.keep_dropped,
             output_rank=outputs,
-            kernel_rank=patterns,
+            kernel_rank=None if rank is None else patterns,
         )
         with torch.no_grad():
             for tensor in (*part.parameters(), *part.buffers()):
@@ -132,9 +133,9 @@ def _rising(trials: dict[RankPair | None, _Trial]) -> dict[RankPair | None, _Tri
     """Have no form take less time than one of lower ranks: what measures so is chance, or nothing to rely on."""
 
     def below(form: RankPair, other: RankPair) -> bool:
-        if (form[1] is None) != (other[1] is None):
-            return False
-        return other[0] <= form[0] and (form[1] is None or other[1] is None or other[1] <= form[1])
+        sides = [*zip(other, form, strict=True)]
+        alike = all((low is None) == (high is None) for low, high in sides)
+        return alike and all(low is None or high is None or low <= high for low, high in sides)
 
     forms = [form for form in trials if form is not None]
     found = dict(trials)

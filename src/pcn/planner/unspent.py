@@ -46,7 +46,7 @@ def unspent(
     shares = {unit: amount / max(room.limits[unit], 1) for unit, amount in rest.items()}
     clearly = sorted((unit for unit in shares if shares[unit] > CLEARLY), key=lambda unit: -shares[unit])
     steps = list(_steps(question, known, served, left or {})) if clearly else []
-    if clearly and not steps and any(each.option.rank is not None for each in served.values()):
+    if clearly and not steps and not all(each.option.whole for each in served.values()):
         return f"{_amounts(clearly, rest, shares)} stay unused, as {NOTHING_MORE}"
     unused: list[str] = []
     why: dict[str, None] = {}

@@ -40,22 +40,22 @@ class Value:
         ]
 
     def _worth(self, option: Option) -> float:
-        if option.rank is None:
+        if option.whole:
             return _whole(self.worth)
-        kept = 1.0
+        kept, rank = 1.0, _rank(option, self.worth)
         if self.outputs is not None and option.output_rank is not None:
-            kept *= float(self.outputs[min(option.rank, len(self.outputs) - 1), option.output_rank])
+            kept *= float(self.outputs[min(rank, len(self.outputs) - 1), option.output_rank])
         if self.patterns is not None and option.kernel_rank is not None:
-            row = self.patterns[min(option.rank, len(self.patterns) - 1)]
+            row = self.patterns[min(rank, len(self.patterns) - 1)]
             kept *= float(row[option.kernel_rank] / row[-1].clamp_min(torch.finfo(row.dtype).tiny))
-        return float(self.worth[option.rank]) * kept
+        return float(self.worth[rank]) * kept
 
     def _by_size(self, option: Option) -> float:
         """What as many directions are worth as train so much, between two of them in proportion."""
         assert self.size is not None
-        if option.rank is None:
+        if option.whole:
             return _whole(self.size)
-        directions = float(option.rank)
+        directions = float(_rank(option, self.size))
         if self.outputs is not None and option.output_rank is not None:
             directions *= option.output_rank / (self.outputs.shape[1] - 1)
         if self.patterns is not None and option.kernel_rank is not None:
@@ -77,6 +77,11 @@ def best(options: Sequence[Option], price: Price) -> list[Option]:
         if not found or option.worth >= found[-1].worth:
             found.append(option)
     return found
+
+
+def _rank(option: Option, worth: Tensor) -> int:
+    """How many directions a form reads: all of them, where it reads its inputs as they are."""
+    return len(worth) - 1 if option.rank is None else option.rank
 
 
 def _whole(worth: Tensor) -> float:

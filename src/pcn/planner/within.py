@@ -155,7 +155,7 @@ def _as_config(question: Question, served: dict[str, Served]) -> PCNConfig:
         power = _power(layer) if config.precondition is None and rule.precondition is None else rule.precondition
         if name in served:
             option = served[name].option
-            chosen = bool(question.budget.patterns) and rule.kernel_rank is None
+            chosen = (bool(question.budget.patterns) and rule.kernel_rank is None) or option.rank is None
             patterns = option.kernel_rank if chosen else rule.kernel_rank
             sizes = LayerRule(option.rank, None, rule.order, option.output_rank, power, patterns)
             rules[name] = replace(sizes, sized_for=rule.sized_for, centred=rule.centred)

@@ -122,9 +122,7 @@ def _is_possible(layer: LayerPlan) -> bool:
     fits = layer.kept_inputs <= layer.in_features and layer.kept_outputs <= layer.out_features
     divides = layer.in_features % layer.groups == 0 and layer.out_features % layer.groups == 0
     ranks = layer.rank is None or 1 <= layer.rank <= layer.in_features // layer.groups
-    expanded = layer.output_rank is None or (
-        layer.rank is not None and 1 <= layer.output_rank <= layer.kept_outputs // layer.groups
-    )
+    expanded = layer.output_rank is None or 1 <= layer.output_rank <= layer.kept_outputs // layer.groups
     patterned = layer.kernel_rank is None or (layer.rank is not None and 1 <= layer.kernel_rank <= layer.taps)
     positions = (layer.in_positions, layer.out_positions)
     counted = all(each is None or 0 <= each < math.inf for each in positions)
@@ -191,6 +189,6 @@ def _check_widths(layer: LayerPlan, plan: Plan) -> None:
     left = layer.out_features if outputs is None else len(outputs)
     read = layer.in_features if inputs is None else len(inputs) * layer.groups
     bias = plan.slices.get(f"{layer.name}.bias", {})
-    biased = not bias or layer.rank is None or plan.kept(f"{layer.name}.bias", 0) == outputs
+    biased = not bias or not layer.transformed or plan.kept(f"{layer.name}.bias", 0) == outputs
     if left != layer.kept_outputs or (not layer.depthwise and read != layer.kept_inputs) or not biased:
         raise FileError(f"layer {reprlib.repr(layer.name)} of the plan keeps other numbers of channels than its slices")

@@ -58,7 +58,7 @@ def _possible(requests: list[Request], wiring: Wiring, plan: Plan) -> tuple[list
 def must_stay(plan: Plan, config: PCNConfig, graph: ChannelGraph, wiring: Wiring) -> dict[int, str]:
     """Say which classes must stay and why: every reader of a dropped channel must be transformed itself."""
     blocked = dict(graph.pinned)
-    transformed = {layer.name for layer in plan.transformed}
+    transformed = {layer.name for layer in plan.transformed if layer.rank is not None}
     read: set[int] = set()
     for name, classes in wiring.inputs.items():
         if name in transformed:
@@ -66,7 +66,8 @@ def must_stay(plan: Plan, config: PCNConfig, graph: ChannelGraph, wiring: Wiring
             continue
         reason = plan.layers[name].reason
         advice = f"; give {name!r} a rank" if reason == NO_RANK else ""
-        why = f"{name!r} reads it and is not transformed ({reason}){advice}"
+        how = "as it is" if plan.layers[name].transformed else "and is not transformed"
+        why = f"{name!r} reads it {how} ({reason}){advice}"
         for cls in classes.unique().tolist():
             blocked.setdefault(cls, why)
     for name, dimensions in graph.tensors.items():

@@ -27,7 +27,7 @@ def check_plan_fits(plan: Plan, model: nn.Module) -> None:
                 f"the plan has a layer {layer.name!r}, the model none{hint or suggest(layer.name, modules)}"
             )
         _check_layer(layer, modules[layer.name])
-        if layer.rank is not None and layer.name in left_alone:
+        if layer.transformed and layer.name in left_alone:
             raise PlanError(f"{layer.name!r} has a rank in the plan but must be left alone: {left_alone[layer.name]}")
     tensors = tensors_by_name(model)
     for name, dims in plan.slices.items():

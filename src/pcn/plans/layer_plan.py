@@ -27,7 +27,8 @@ class LayerPlan:
     kept_inputs: int = 0  # inputs left after the layers before have dropped outputs
     kept_outputs: int = 0  # outputs left after dropping
     order: Order = "truncate_first"
-    output_rank: int | None = None  # outputs (per group) that are trained behind an output basis; None: all are
+    # Outputs (per group) that are trained behind an output basis, also where the input stays; None: all are.
+    output_rank: int | None = None
     basis: BasisKind = "pca"
     precondition: float = 0.0
     sized_for: Stepper = "sgd"
@@ -109,9 +110,9 @@ class LayerPlan:
     @property
     def size_after(self) -> int:
         """The same where they are trained or could be."""
-        if self.rank is None:
-            return (not self.tied) * self.kept_outputs * self.width_after * self.taps + self._biases_after
-        core = self.trained_outputs * self.rank * self.trained_taps
+        core = self.trained_outputs * self.width_after * self.trained_taps
+        if not self.transformed:
+            return (not self.tied) * core + self._biases_after
         return core + self._biases_after + self.train_basis * self.input_basis_size
 
     @property
@@ -120,8 +121,9 @@ class LayerPlan:
 
     @property
     def bias_after(self) -> bool:
-        """Whether it has a bias afterwards: a transformed layer has one that makes up for the mean it does not read."""
-        return self.bias or (self.rank is not None and self.centred)
+        """Whether it has a bias afterwards: a transformed layer has one that makes up for what it loses of the mean."""
+        loses_it = self.rank is not None or (self.output_rank is not None and not self.keep_dropped)
+        return self.bias or (loses_it and self.centred)
 
     @property
     def basis_size(self) -> int:
@@ -146,7 +148,7 @@ class LayerPlan:
     @property
     def frozen_size(self) -> int:
         """Entries of the part of the weight outside the basis, where it stays, frozen."""
-        if self.rank is None or not self.keep_dropped:
+        if not self.transformed or not self.keep_dropped:
             return 0
         return self.kept_outputs * (self.kept_inputs // self.groups) * self.taps
 
@@ -186,5 +188,10 @@ class LayerPlan:
         return self.flops_after - 2 * self.out_positions * self.frozen_size > self.flops_before
 
     @property
+    def transformed(self) -> bool:
+        """Whether it gets a basis, on one side or the other."""
+        return self.rank is not None or self.output_rank is not None
+
+    @property
     def changed(self) -> bool:
-        return self.rank is not None or self.kept_inputs != self.in_features or self.kept_outputs != self.out_features
+        return self.transformed or self.kept_inputs != self.in_features or self.kept_outputs != self.out_features

@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def transformed(self) -> list[LayerPlan]:
-        return [layer for layer in self.layers.values() if layer.rank is not None]
+        return [layer for layer in self.layers.values() if layer.transformed]
 
     @property
     def changes_something(self) -> bool:
@@ -86,7 +86,7 @@ class Plan:
         return None if cut is None else cut.kept
 
     def with_rank(self, name: str, rank: int | None) -> Plan:
-        """Return the plan with another rank for one layer, or with None for a layer that reads its input as it is."""
+        """Return the plan with another rank for one layer, or with None for a layer that stays as it is."""
         if name not in self.layers:
             raise PlanError(f"the plan has no layer {name!r}{suggest(name, self.layers)}")
         layer = self.layers[name]
@@ -94,7 +94,7 @@ class Plan:
         if rank is not None and (type(rank) is not int or not 1 <= rank <= width):
             raise PlanError(f"{name!r} cannot have rank {rank!r}: give a whole number from 1 to {width}, or None")
         changed = replace(layer, rank=rank, reason=NO_RANK if rank is None else None, note=None)
-        if rank is None:  # outputs are trained behind a basis only together with inputs, and patterns are of directions
+        if rank is None:
             changed = replace(changed, output_rank=None, kernel_rank=None)
         return replace(self, layers={**self.layers, name: changed}, usage=None, forms={}, unspent=None, whole={})
 

@@ -102,9 +102,7 @@ def _excluded(name: str, config: PCNConfig) -> str | None:
 
 def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, reason: str | None) -> LayerPlan:
     rule, exact = config.rule_for(layer.name)
-    if reason is None and rule.rank is None:
-        reason = NO_RANK
-    elif reason is not None and exact and config.excludes(layer.name) is None and rule.rank is not None:
+    if reason is not None and exact and config.excludes(layer.name) is None and rule.transforms:
         raise ConfigError(f"{layer.name!r} is asked for a rank but must be left alone: {reason}")
     layer = replace(
         layer,
@@ -116,8 +114,32 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         train_basis=config.train_basis,
         keep_dropped=config.keep_dropped,
     )
-    if reason is not None or rule.rank is None:
-        return replace(layer, reason=reason)
+    if reason is not None or not rule.transforms:
+        return replace(layer, reason=reason or NO_RANK)
+    planned = _with_outputs(layer, rule, config) if rule.rank is None else _with_inputs(layer, rule, config, stats)
+    if not planned.transformed:
+        return planned
+    if config.skip_larger and not exact and planned.is_larger:
+        made = f"rank {planned.rank} of {planned.in_features // planned.groups}"
+        if planned.rank is None:
+            made = f"output rank {planned.output_rank} of {planned.out_features // planned.groups}"
+        why = f"{made} would not make it smaller, the basis included (skip_larger=False insists)"
+        return replace(layer, reason=why)
+    return replace(planned, activation=None if stats is None else stats.layers[layer.name])
+
+
+def _with_outputs(layer: LayerPlan, rule: LayerRule, config: PCNConfig) -> LayerPlan:
+    """A layer that reads its input as it is, and trains fewer outputs behind a basis."""
+    assert rule.output_rank is not None
+    count = _output_rank(layer, rule.output_rank, config)
+    if count is None:
+        return replace(layer, reason=f"{NO_RANK}, and all of its outputs are to be trained")
+    return replace(layer, reason=NO_RANK, output_rank=count)
+
+
+def _with_inputs(layer: LayerPlan, rule: LayerRule, config: PCNConfig, stats: Statistics | None) -> LayerPlan:
+    """A layer that reads its input along directions, and may train fewer outputs too."""
+    assert rule.rank is not None
     width = layer.in_features // layer.groups
     wish = as_rank_rule(rule.rank)
     if isinstance(wish, Fixed) and wish.count > width and not config.fixes(layer.name):
@@ -138,15 +160,10 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
         stats.check_gradients(layer.name)
     patterns = _kernel_rank(layer, rule, config, stats)
     outputs = None if rule.output_rank is None else _output_rank(layer, rule.output_rank, config)
-    activation = None if stats is None else stats.layers[layer.name]
-    planned = replace(layer, rank=rank, output_rank=outputs, kernel_rank=patterns, activation=activation)
+    planned = replace(layer, rank=rank, output_rank=outputs, kernel_rank=patterns)
     if note is None and stats is not None:
         note = _constant(layer.name, stats) or few_samples(planned, stats)
-    planned = replace(planned, note=note)
-    if config.skip_larger and not exact and planned.is_larger:
-        why = f"rank {rank} of {width} would not make it smaller, the basis included (skip_larger=False insists)"
-        return replace(layer, reason=why)
-    return planned
+    return replace(planned, note=note)
 
 
 def _constant(name: str, stats: Statistics) -> str | None:

@@ -78,7 +78,8 @@ def wiring_of(plan: Plan, graph: ChannelGraph) -> Wiring:
 
 def _check_before(layer: LayerPlan, graph: ChannelGraph, sizes: tuple[int, int]) -> None:
     """Raise unless a layer is in the graph with the (inputs, outputs) that it had before the plan, and no basis yet."""
-    transformed = layer.rank is not None and f"{layer.name}.basis" in graph.tensors
+    bases = (f"{layer.name}.{side}" for side in ("basis", "output_basis"))
+    transformed = layer.transformed and any(basis in graph.tensors for basis in bases)
     planned = (layer.in_features, layer.out_features)
     if transformed or sizes != planned:
         found = "has a basis" if transformed else f"has (inputs, outputs) {sizes}, in the plan {planned}"

@@ -26,6 +26,7 @@ class Basis:
     """A layer's mean (m,) and directions (m, r); what else is there where it is wanted.
 
     ``variances`` (g, r) are those of the coordinates that the new layer reads, ``total`` (g,) is that of all inputs.
+    Of a layer that reads its input as it is there are mean and ``outputs`` alone.
     ``block`` holds the directions of the kept inputs alone (|S|, r), ``dual`` (m, r) leads back from coordinates along
     directions that are not orthonormal, and ``outputs`` (n, s) expands trained outputs. ``patterns`` (g*p, *kernel) are
     those of taps in which directions are read, and ``pattern_mask`` (g*r, taps) how many belong to each of these;
@@ -35,9 +36,9 @@ class Basis:
     """
 
     mean: Tensor
-    directions: Tensor
-    variances: Tensor
-    total: Tensor
+    directions: Tensor | None = None
+    variances: Tensor | None = None
+    total: Tensor | None = None
     block: Tensor | None = None
     dual: Tensor | None = None
     outputs: Tensor | None = None
@@ -81,7 +82,8 @@ def kept_inputs(plan: Plan, layer: LayerPlan) -> Tensor | None:
 
 
 def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Basis:
-    assert layer.rank is not None
+    if layer.rank is None:
+        return Basis(stats.mean(layer.name), outputs=_outputs(plan, layer, stats, model))
     found = _directions(plan, layer, stats, model)
     outputs = None
     if layer.output_rank is not None:
@@ -101,6 +103,16 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
     if layer.sized_for == "sgd":
         return basis
     return replace(basis, scale=directions.size_for_adam(variances.clamp_min(0).sqrt(), stats.deviations(layer.name)))
+
+
+def _outputs(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Tensor:
+    """The output basis (n, s) of a layer that reads its input as it is."""
+    assert layer.output_rank is not None
+    weight = by_group(weight_of(plan, layer, model).double(), layer.groups)
+    covariance = directions.output_covariance(weight, stats.moments[stats.layers[layer.name]])
+    if layer.basis == "random":
+        return directions.random(covariance, layer.output_rank, layer.name).along.flatten(0, 1)
+    return directions.leading(covariance, layer.output_rank).flatten(0, 1)
 
 
 def _directions(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Directions:

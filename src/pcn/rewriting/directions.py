@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pcn.running.seeded import generator
 from pcn.statistics import eigen
+from pcn.statistics.moments import Moments
 
 RIDGE = 1e-9  # of the mean over directions, added to each: one in which nothing varies, or matters, is still told apart
 FLOOR = 1e-3  # of the mean variance: preconditioning counts no direction as having less
@@ -55,7 +56,20 @@ def response_gram(weight: Tensor) -> Tensor:
 def output_directions(weight: Tensor, inputs: Directions, rank: int) -> Tensor:
     """Return the leading directions (g, n, s) of a layer's output, kernel positions taken as uncorrelated."""
     projected = torch.einsum("gnmk,gmr->gnrk", weight, inputs.back)
-    covariance = torch.einsum("gnrk,gr,glrk->gnl", projected, inputs.variances, projected)
+    return leading(torch.einsum("gnrk,gr,glrk->gnl", projected, inputs.variances, projected), rank)
+
+
+def output_covariance(weight: Tensor, inputs: Moments) -> Tensor:
+    """Return the covariance (g, n, n) of what a weight (g, n, w, k) makes of inputs, taken likewise."""
+    groups = [
+        torch.einsum("knm,klm->nl", taps, torch.stack([inputs.apply(rows, group) for rows in taps]))
+        for group, taps in enumerate(weight.permute(0, 3, 1, 2))
+    ]
+    return torch.stack(groups)
+
+
+def leading(covariance: Tensor, rank: int) -> Tensor:
+    """Return the directions (g, n, s) in which most varies."""
     return eigen.full(covariance)[1][..., :rank]
 
 

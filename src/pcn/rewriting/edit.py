@@ -18,6 +18,7 @@ from pcn.maths.transform import (
     scaled,
     with_output_basis,
     with_patterns,
+    writer_transform,
 )
 from pcn.memory import tensors_by_name
 from pcn.nn import PCModule, empty_like
@@ -127,6 +128,10 @@ def rewritten(
     layer: LayerPlan, basis: Basis, weight: Tensor, bias: Tensor | None, kept: Tensor | None = None
 ) -> Projected:
     """A layer's weight and bias in the coordinates of its bases; of its inputs only ``kept`` are left."""
+    if basis.directions is None:
+        assert basis.outputs is not None
+        lost = basis.mean if layer.centred and not layer.keep_dropped else None
+        return writer_transform(weight, bias, lost, basis.outputs, layer.groups)
     projected = reader_transform(
         weight,
         bias,
@@ -159,7 +164,6 @@ def _kept_rows(plan: Plan, layer: LayerPlan, module: nn.Module) -> tuple[Tensor,
 
 
 def _empty(layer: LayerPlan, module: nn.Module) -> PCModule:
-    assert layer.rank is not None
     return empty_like(
         module,
         layer.rank,

@@ -27,8 +27,11 @@ def patterned(plan: Plan) -> list[LayerPlan]:
 
 def measure_taps(plan: Plan, bases: Bases, model: nn.Module, stats: Statistics) -> TapMoments:
     """Look, along the bases of a plan, at what the taps of its layers read; the model is as it is before the plan."""
-    layers = patterned(plan)
-    along = {each.name: Along(bases[each.name].mean, _left(plan, each, bases[each.name].directions)) for each in layers}
+    along = {}
+    for layer in patterned(plan):
+        basis = bases[layer.name]
+        assert basis.directions is not None  # patterns are of directions
+        along[layer.name] = Along(basis.mean, _left(plan, layer, basis.directions))
     return look_at_taps(model, stats, along)
 
 
@@ -43,6 +46,8 @@ def with_patterns(plan: Plan, bases: Bases, moments: TapMoments, model: nn.Modul
 def _patterned(plan: Plan, layer: LayerPlan, basis: Basis, moments: Tensor, weight: Tensor) -> Basis:
     assert layer.kernel_rank is not None
     assert layer.rank is not None
+    assert basis.directions is not None
+    assert basis.variances is not None
     values, vectors, responses = patterns_of(layer.name, moments, _kernels(plan, layer, basis, weight.to(moments)))
     chosen = choose(responses, layer.rank * layer.kernel_rank)
     of_direction = chosen.of[:2]
@@ -90,6 +95,7 @@ def patterns_of(name: str, moments: Tensor, kernels: Tensor) -> tuple[Tensor, Te
 def _kernels(plan: Plan, layer: LayerPlan, basis: Basis, weight: Tensor) -> Tensor:
     """The kernels (g, n, r, taps) along the directions, every tap by itself."""
     back = basis.directions if basis.dual is None else basis.dual
+    assert back is not None
     if layer.order == "truncate_first":  # the other orders have the mean of what is lost in its place
         back = _left(plan, layer, back)
     return by_group(project(weight, back.to(weight), layer.groups), layer.groups)

@@ -76,14 +76,14 @@ def factored_layer(layer: PCModule, name: str = "the layer") -> Factored:
         raise PlanError(f"{name} keeps its dropped part as an offset, which has no factored form; use form='dense'")
     tensors = layer.weight, layer.bias, layer.mean, layer.basis
     factors = factored_form(*tensors, layer.groups, layer.output_basis, layer.tap_patterns)
-    parts = {"project": _pointwise(layer, factors.projection, None)}
+    parts = {} if factors.projection is None else {"project": _pointwise(layer, factors.projection, None)}
     if factors.expansion is None:
         parts["core"] = _stock(layer, factors.weight, factors.bias)
     else:
         parts["core"] = _stock(layer, factors.weight, None)
         parts["expand"] = _pointwise(layer, factors.expansion, factors.bias)
     new = Factored(OrderedDict(parts)).requires_grad_(False)
-    new[0].weight.requires_grad_(layer.basis.requires_grad)
+    new[0].weight.requires_grad_(isinstance(layer.basis, nn.Parameter) and layer.basis.requires_grad)
     new.weight.requires_grad_(layer.weight.requires_grad)
     if layer.bias is not None:
         new.bias.requires_grad_(layer.bias.requires_grad)
@@ -91,8 +91,11 @@ def factored_layer(layer: PCModule, name: str = "the layer") -> Factored:
     return new
 
 
-def _from(part: int, name: str) -> Any:
-    return property(lambda self: getattr(self[part], name), doc=f"The chain's ``{name}``, as a stock layer has it.")
+def _from(part: int | str, name: str) -> Any:
+    def found(self: nn.Sequential) -> Any:
+        return getattr(self[part] if isinstance(part, int) else self.get_submodule(part), name)
+
+    return property(found, doc=f"The chain's ``{name}``, as a stock layer has it.")
 
 
 class Factored(nn.Sequential):
@@ -103,11 +106,11 @@ class Factored(nn.Sequential):
         "weight", "bias", "in_features", "out_features", "in_channels", "out_channels", "kernel_size", "stride",
         "padding", "dilation", "groups", "padding_mode",
     ]  # fmt: skip
-    weight, bias = _from(1, "weight"), _from(-1, "bias")
+    weight, bias = _from("core", "weight"), _from(-1, "bias")
     in_features, out_features = _from(0, "in_features"), _from(-1, "out_features")
     in_channels, out_channels = _from(0, "in_channels"), _from(-1, "out_channels")
-    kernel_size, stride, padding = _from(1, "kernel_size"), _from(1, "stride"), _from(1, "padding")
-    dilation, groups, padding_mode = _from(1, "dilation"), _from(1, "groups"), _from(1, "padding_mode")
+    kernel_size, stride, padding = _from("core", "kernel_size"), _from("core", "stride"), _from("core", "padding")
+    dilation, groups, padding_mode = _from("core", "dilation"), _from("core", "groups"), _from("core", "padding_mode")
 
 
 def _stock(layer: PCModule, weight: Tensor, bias: Tensor | None) -> Any:

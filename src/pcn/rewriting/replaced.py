@@ -81,28 +81,39 @@ def carry_projected(
 
     ``centred`` says that the gradients of an output sum up to zero over a batch; ``positions`` are those of an input.
     """
-    mean, basis, outputs, groups = layer.mean, layer.basis, layer.output_basis, layer.groups
-    patterns, spread = layer.tap_patterns, known.pattern_variances
-    variances = known.variances
-    if known.scale is not None:
-        variances = variances * known.scale.to(variances).unsqueeze(1) ** 2
+    outputs, groups = layer.output_basis, layer.groups
 
     def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
         value = value.transpose(0, 1) if transposed else value
         if rows is not None:
             value = value.index_select(0, rows.to(value.device))
             bias_value = None if bias_value is None else bias_value.index_select(0, rows.to(value.device))
-        if entry in SECOND_MOMENTS:
-            given = value, bias_value, known.mean, variances, known.total
-            value = second_moment_by_variances(*given, centred=centred, padding=_padding(layer, positions))
-            if patterns is not None and spread is not None:
-                value = along_patterns(value, spread, patterns, groups)
-            return value if outputs is None else project_outputs(value, outputs**2, groups)
-        value = project_first_moment(value, bias_value, mean, basis, kept, groups)
-        value = value if patterns is None else coordinates(value, patterns, groups)
-        return value if outputs is None else project_outputs(value, outputs, groups)
+        squares = entry in SECOND_MOMENTS
+        if layer.basis is not None and squares:
+            value = _squares(layer, known, value, bias_value, centred, positions)
+        elif layer.basis is not None and layer.mean is not None:
+            value = project_first_moment(value, bias_value, layer.mean, layer.basis, kept, groups)
+            value = value if (patterns := layer.tap_patterns) is None else coordinates(value, patterns, groups)
+        if outputs is None:
+            return value
+        return project_outputs(value, outputs**2 if squares else outputs, groups)
 
     return carry
+
+
+def _squares(
+    layer: PCModule, known: Basis, value: Tensor, bias_value: Tensor | None, centred: bool, positions: float | None
+) -> Tensor:
+    """Running means of squares in the coordinates in which a layer reads its input."""
+    assert known.mean is not None
+    assert known.variances is not None
+    assert known.total is not None
+    variances, patterns, spread = known.variances, layer.tap_patterns, known.pattern_variances
+    if known.scale is not None:
+        variances = variances * known.scale.to(variances).unsqueeze(1) ** 2
+    given = value, bias_value, known.mean, variances, known.total
+    value = second_moment_by_variances(*given, centred=centred, padding=_padding(layer, positions))
+    return value if patterns is None or spread is None else along_patterns(value, spread, patterns, layer.groups)
 
 
 def _padding(layer: PCModule, positions: float | None) -> Padding | None:
@@ -117,6 +128,8 @@ def _padding(layer: PCModule, positions: float | None) -> Padding | None:
     inside = reads_inside([max(side, least) for least in needs], layer.kernel_size, stride, pads, dilation)
     if not inside.any():  # as of a stride that is larger than the images
         return None
+    assert layer.mean is not None
+    assert layer.basis is not None
     return Padding(project_constant(layer.mean, layer.basis, groups).reshape(groups, -1), inside)
 
 
@@ -125,8 +138,6 @@ def carry_unprojected(layer: PCModule, place: Callable[[Tensor], Tensor]) -> Car
     tensors = layer.mean, layer.basis, layer.groups, layer.output_basis, layer.tap_patterns
 
     def carry(entry: str, value: Tensor, bias_value: Tensor | None) -> Tensor:
-        if bias_value is None:
-            bias_value = layer.mean.new_zeros(len(value) if layer.output_basis is None else len(layer.output_basis))
         return place(unproject_first_moment(value, bias_value, *tensors))
 
     return carry

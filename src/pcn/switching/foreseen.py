@@ -43,7 +43,7 @@ def check_could_fade(config: PCNConfig, layers: Layers, model: nn.Module) -> Non
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
         return  # whether it stands behind the layer, the graph will tell
     bare = [name for name, layer in layers.items() if layer.bias is None and config.centres(name)]
-    named = [name for name in bare if name in config.layers and config.layers[name].rank is not None]
+    named = [name for name in bare if name in config.layers and config.layers[name].transforms]
     if named or (bare and len(bare) == len(layers)):
         raise unfading((named or bare)[0])
 

@@ -87,7 +87,7 @@ def optimizer_kind(settings: Settings) -> str:
 
 def _own_config(settings: Settings) -> PCNConfig:
     rules = {name: _layer_rule(name, rule) for name, rule in settings.layers.items()}
-    rank = USUAL_RANK if settings.rank is None else parse_rank(settings.rank)
+    rank = USUAL_RANK if settings.rank is None else None if settings.rank == "none" else parse_rank(settings.rank)
     return PCNConfig(
         rank,
         count_or_fraction(settings.keep_outputs),
@@ -119,7 +119,7 @@ def _layer_rule(name: str, rule: object) -> LayerRule:
 
 def analysis_options(settings: Settings, config: PCNConfig) -> dict[str, Any]:
     """How the layers' inputs are measured; only those are that could be transformed."""
-    everywhere = config.rank is not None or settings.has_budget
+    everywhere = config.transforms_any or settings.has_budget
     return {
         "layers": None if everywhere else list(config.layers),
         **({} if settings.analysis_mode is None else {"mode": settings.analysis_mode}),

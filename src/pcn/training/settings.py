@@ -92,7 +92,9 @@ class Settings:
         "response)",
         choices=WORTHS,
     )
-    two_sided: bool = switch_option(False, "have a budget choose how many outputs of each layer are trained as well")
+    two_sided: bool = switch_option(
+        False, "have a budget choose on which side each layer gets a basis, inputs or outputs, or both"
+    )
     drop_channels: bool = switch_option(False, "have a budget choose which output channels go as well")
     patterns: bool | None = switch_option(
         None,
