@@ -109,6 +109,16 @@ def patterned(model: nn.Module, keep: tuple[str, ...]) -> nn.Module:
     return model.double()
 
 
+def uncentred(model: nn.Module, keep: tuple[str, ...], shape: tuple[int, ...]) -> nn.Module:
+    """Rewrite layers in directions of what they read, its mean included: none of them has a bias."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            module.register_parameter("bias", None)
+    config = pcn.PCNConfig(rank=0.5, centred=False, exclude=keep, skip_larger=False)
+    pcn.compress_(model, [torch.randn(64, *shape[1:])], config)
+    return model.double()
+
+
 IMAGES, ROWS, LINES = (4, 3, 6, 6), (7, 12), (4, 3, 9)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "residual": (lambda: transformed(Residual(), keep=("conv",)), IMAGES),
@@ -117,5 +127,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: transformed(Dense(), keep=("layers.0",)), ROWS),
     "signals": (lambda: transformed(Signals(), keep=("convs.0",)), LINES),
     "patterns": (lambda: patterned(Residual(), keep=("conv",)), IMAGES),
+    "uncentred": (lambda: uncentred(Residual(), ("conv",), IMAGES), IMAGES),
+    "uncentred linear": (lambda: uncentred(Dense(), ("layers.0",), ROWS), ROWS),
     "untransformed": (lambda: Residual().double(), IMAGES),
 }

@@ -181,3 +181,30 @@ def test_autocast_does_not_reach_the_sums():
     with torch.autocast("cpu", torch.bfloat16):
         moments = streamed(rows.split(100))
     torch.testing.assert_close(moments.covariance()[0], torch.cov(rows.double().T), rtol=1e-5, atol=1e-7)
+
+
+@given(mean=st.floats(-100, 100), groups=st.sampled_from([1, 2]))
+def test_about_zero_they_are_the_mean_of_squares_and_products(mean, groups):
+    rows = torch.randn(60, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + mean
+    moments = streamed(rows.split(20), groups).about_zero()
+    assert torch.equal(moments.mean(), torch.zeros(groups, 8 // groups, dtype=torch.float64))
+    for group, part in enumerate(rows.split(8 // groups, 1)):
+        torch.testing.assert_close(moments.covariance()[group], part.T @ part / 59, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(moments.variances().flatten(), rows.square().sum(0) / 59, rtol=1e-9, atol=1e-9)
+
+
+def test_so_are_those_of_wide_activations(narrow_limits):
+    rows = torch.randn(12, 16, dtype=torch.float64) + 4
+    kept = streamed([rows])
+    assert isinstance(kept, Samples)
+    about = kept.about_zero()
+    expected = rows.T @ rows / 11
+    torch.testing.assert_close(about.covariance()[0], expected)
+    torch.testing.assert_close(about.apply(torch.eye(16, dtype=torch.float64), 0), expected)
+    assert not torch.allclose(kept.covariance()[0], expected)  # which stays as it was
+
+    rows = torch.randn(400, 24, dtype=torch.float64) * torch.tensor([9.0, 8, 7, *[0.01] * 21]).double() + 4
+    sketch = streamed(rows.split(100))
+    assert isinstance(sketch, Sketch)
+    values = sketch.about_zero().leading()[0][0, :4]
+    torch.testing.assert_close(values, torch.linalg.eigvalsh(rows.T @ rows / 399).flip(0)[:4], rtol=1e-6, atol=0)

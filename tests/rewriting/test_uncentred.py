@@ -1,0 +1,192 @@
+"""Inputs that are not centred: directions of E[x xᵀ], no bias that was not there, the architecture back exactly."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import pcn
+from new_coordinates import CLASSES, MODELS, batch, loss_of
+from pcn.config import STEPPERS
+from pcn.nn import PCConv2d, PCLinear, PCModule
+
+WHOLE = {"rank": 1.0, "skip_larger": False, "centred": False}
+HALF = {"rank": 0.5, "skip_larger": False, "centred": False}
+
+
+def without_biases(kind: str) -> nn.Sequential:
+    """A network none of whose layers has a bias."""
+    torch.manual_seed(0)
+    model = MODELS[kind]()
+    for layer in model:
+        if isinstance(layer, nn.Linear | nn.Conv2d) or type(layer).__name__ == "Conv1D":
+            layer.bias = None
+    return model
+
+
+def biased(model: nn.Module) -> list[str]:
+    return [name for name, _ in model.named_parameters() if name.endswith("bias")]
+
+
+BARE = [kind for kind in MODELS if kind != "transposed"]  # transformers' own layer computes with its bias
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(BARE), st.sampled_from([0.0, 1.0]), st.sampled_from(STEPPERS), st.sampled_from([1.0, 0.5]))
+def test_full_rank_changes_nothing_and_folding_leaves_no_trace(
+    kind: str, precondition: float, sized_for: Any, rank: float
+) -> None:
+    model = without_biases(kind)
+    (x, _), names = batch(kind, 1, 64), list(model.state_dict())
+    before, had = model.eval()(x), biased(model)
+    config = pcn.PCNConfig(rank=rank, skip_larger=False, centred=False, precondition=precondition, sized_for=sized_for)
+    plan = pcn.compress_(model, [x], config)
+    assert len(plan.transformed) == sum(isinstance(module, PCModule) for module in model.modules()) > 1
+    assert biased(model) == had
+    if rank == 1.0:
+        torch.testing.assert_close(model(x), before, rtol=1e-8, atol=1e-8)
+    small = model(x)
+    assert pcn.fold_(model) == []
+    assert list(model.state_dict()) == names
+    torch.testing.assert_close(model(x), small, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_at_full_rank_sgd_trains_as_if_nothing_had_happened(kind: str) -> None:
+    """A rotation does not matter to gradient descent, nor to its momentum and decay; a mean taken off would."""
+
+    def trained(change: bool | None) -> Tensor:
+        torch.manual_seed(0)
+        model = MODELS[kind]().train()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+        for number in range(6):
+            if number == 3 and change is not None:
+                config = pcn.PCNConfig(rank=1.0, skip_larger=False, centred=change)
+                pcn.compress_(model, [batch(kind, 99, 64)[0]], config, optimizer=optimizer)
+            optimizer.zero_grad()
+            loss_of(model, batch(kind, number)).backward()
+            optimizer.step()
+        return model.eval()(batch(kind, 7)[0])
+
+    expected = trained(None)
+    torch.testing.assert_close(trained(False), expected, rtol=1e-8, atol=1e-8)
+    assert not torch.allclose(trained(True), expected, rtol=1e-5)
+
+
+def test_what_is_kept_are_the_leading_directions_of_the_second_moment() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 4, bias=False).double()
+    x = torch.randn(200, 6, dtype=torch.double) * torch.tensor([3.0, 2, 1, 1, 1, 1]).double() + 5
+    model = nn.Sequential(layer)
+    vectors = torch.linalg.eigh(x.T @ x)[1][:, -2:]
+    pcn.compress_(model, [x], pcn.PCNConfig(rank=2, skip_larger=False, centred=False))
+    torch.testing.assert_close(model(x), (x @ vectors @ vectors.T) @ layer.weight.T, rtol=1e-8, atol=1e-8)
+    mean = x.mean(0)
+    assert float((model[0].basis[:, 0] @ mean).abs() / mean.norm()) > 0.99  # the largest of them is nearly the mean
+
+
+@pytest.mark.parametrize("kind", BARE)
+@pytest.mark.parametrize("options", [{}, {"output_rank": 0.5}, {"kernel_rank": 2}, {"keep_outputs": 0.5}])
+def test_counts_files_and_plain_layers_have_no_biases_either(
+    kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    model, (x, _) = without_biases(kind).eval(), batch(kind, 1, 64)
+    parent = copy.deepcopy(model)
+    plan = pcn.compress_(model, [x], pcn.PCNConfig(**HALF, **options))
+    counted = sum(layer.trainable_after for layer in plan.layers.values())
+    held = [module for module in model.modules() if isinstance(module, PCModule | nn.Linear | nn.Conv2d)]
+    assert counted == sum(p.numel() for module in held for p in module.parameters())
+    assert pcn.Plan.from_json(plan.to_json()) == plan
+    pcn.save(model, tmp_path / "saved")
+    loaded = pcn.load(parent, tmp_path / "saved")
+    assert list(loaded.state_dict()) == list(model.state_dict())
+    torch.testing.assert_close(loaded(x), model(x), rtol=0, atol=0)
+    for form in ("dense", "factored"):
+        plain = pcn.to_plain(model, form=form)
+        torch.testing.assert_close(plain(x), model(x), rtol=1e-8, atol=1e-8)
+        assert [name for name in biased(plain) if "norm" not in name] == biased(model)
+
+
+def test_layers_that_have_a_bias_keep_it() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 4)).double(), torch.randn(64, 8, dtype=torch.double) + 1
+    expected, bias = model(x), model[0].bias.detach().clone()
+    plan = pcn.compress_(model, [x], pcn.PCNConfig(**WHOLE))
+    torch.testing.assert_close(model[0].bias.detach(), bias)
+    torch.testing.assert_close(model(x), expected)
+    assert plan.layers["0"].bias_after
+
+
+def test_one_layer_may_be_left_uncentred_beside_another_that_reads_the_same() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (nn.Linear(8, 4, bias=False) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.first(x), self.second(x)], 1)
+
+    torch.manual_seed(0)
+    model, x = Two().double(), torch.randn(64, 8, dtype=torch.double) + 3
+    stats = pcn.analyze(model, [x])
+    assert stats.layers["first"] == stats.layers["second"]
+    config = pcn.PCNConfig(rank=1, skip_larger=False, layers={"second": pcn.LayerRule(centred=False)})
+    plan = pcn.make_plan(model, stats, config)
+    assert [layer.centred for layer in plan.transformed] == [True, False]
+    plan.apply_(model, stats)
+    assert biased(model) == ["first.bias"]
+    second = torch.linalg.eigh(x.T @ x)[1][:, -1]
+    centred = x - x.mean(0)
+    for found, expected in ((model.first, torch.linalg.eigh(centred.T @ centred)[1][:, -1]), (model.second, second)):
+        torch.testing.assert_close((found.basis[:, 0] @ expected).abs(), torch.ones((), dtype=torch.double))
+
+
+@pytest.mark.parametrize("kind", BARE)
+def test_within_a_budget_too(kind: str) -> None:
+    model, (x, _) = without_biases(kind), batch(kind, 1, 64)
+    had, trained = biased(model), sum(p.numel() for p in model.parameters())
+    budget = pcn.Budget(params=0.7, step=1, config=pcn.PCNConfig(centred=False))
+    plan = pcn.compress_(model, [x], budget)
+    assert plan.transformed
+    assert all(not layer.centred for layer in plan.transformed)
+    assert biased(model) == had
+    assert sum(p.numel() for p in model.parameters()) <= 0.7 * trained
+
+
+def test_it_fades_without_a_bias() -> None:
+    """What the cut takes away is the mean's part too, so no bias has to make up for it."""
+    model, (x, targets) = without_biases("dense").train(), batch("dense", 1, 64)
+    optimizer = torch.optim.SGD(model.parameters(), 0.02)
+    switch = pcn.Switch(model, optimizer, pcn.PCNConfig(**HALF), at=1, fade=2)
+    switch.after_epoch(1, [x])
+    for number in (1, 2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), targets).backward()
+        optimizer.step()
+        before = model(x)
+        switch.after_step(number, [x])
+    assert isinstance(model[2], PCLinear)
+    assert biased(model) == []
+    assert before.shape == (64, CLASSES)
+    with pytest.raises(pcn.ConfigError, match="cannot fade: it has no bias"):
+        pcn.Switch(without_biases("dense"), None, pcn.PCNConfig(rank=0.5, skip_larger=False), at=1, fade=2)
+
+
+def test_a_mean_without_a_bias_is_refused() -> None:
+    layer = PCConv2d(4, 4, 3, rank=2, bias=False)
+    assert "bias=False" in repr(layer)
+    state = layer.state_dict() | {"mean": torch.ones(4)}
+    with pytest.raises(RuntimeError, match="mean is not zero, and the layer has no bias that makes up for it"):
+        layer.load_state_dict(state)
+
+
+def test_a_trained_basis_leaves_the_mean_at_zero() -> None:
+    layer = PCLinear(4, 4, rank=2, bias=False, train_basis=True)
+    assert [name for name, _ in layer.named_parameters()] == ["weight", "basis"]
