@@ -139,7 +139,7 @@ class Switch:
         options.check_names(name for name, _, _ in layers)
         free = {name: layer for name, layer, why in layers if why is None and options.excludes(name) is None}
         check_rules(options, free)
-        check_could_follow(optimizers, list(free.values()), strict=self.strict)
+        check_could_follow(optimizers, free, options, strict=self.strict)
         check_some_held(optimizers, base)
         if self.fade:
             check_could_fade(options, free, base)
