@@ -190,3 +190,30 @@ def test_a_mean_without_a_bias_is_refused() -> None:
 def test_a_trained_basis_leaves_the_mean_at_zero() -> None:
     layer = PCLinear(4, 4, rank=2, bias=False, train_basis=True)
     assert [name for name, _ in layer.named_parameters()] == ["weight", "basis"]
+
+
+@pytest.mark.parametrize("shift", [0.0, 3.0, 10.0])
+def test_layers_of_a_large_mean_have_patterns_of_taps_too(shift: float) -> None:
+    """Whether a batch shows enough of what they read goes by how that varies, be its mean taken off or not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, bias=False), nn.ReLU(), nn.Conv2d(16, 16, 3, bias=False)).double()
+    x = torch.randn(32, 16, 10, 10, dtype=torch.double) + shift
+    stats, config = pcn.analyze(model, [x]), pcn.PCNConfig(centred=False)
+    for patterns in (None, True):
+        plan = pcn.make_plan(model, stats, pcn.Budget(params=0.4, step=1, patterns=patterns, config=config))
+        assert all(layer.kernel_rank is not None for layer in plan.transformed)
+    constant = [torch.full_like(x[:1], shift), x]
+    plan = pcn.make_plan(model, pcn.analyze(model, constant), pcn.Budget(params=0.4, step=1, config=config))
+    assert [layer.kernel_rank for layer in plan.transformed] == [None, None]
+    assert all("read little but its mean in the first batch" in str(layer.note) for layer in plan.transformed)
+
+
+def test_an_optimizer_that_takes_no_biases_can_follow() -> None:
+    """Muon trains matrices alone; a layer that gains a bias would have to have that elsewhere."""
+    model = without_biases("dense").float()
+    muon = torch.optim.Muon(model.parameters())
+    with pytest.raises(pcn.PlanError, match="Muon does not take the new parameters"):
+        pcn.Switch(model, muon, pcn.PCNConfig(rank=0.5, skip_larger=False), at=1)
+    switch = pcn.Switch(model, muon, pcn.PCNConfig(**HALF), at=1)
+    assert switch.after_epoch(1, [torch.randn(64, 5)]) is not None
+    assert {id(p) for group in muon.param_groups for p in group["params"]} == {id(p) for p in model.parameters()}

@@ -95,6 +95,18 @@ class Statistics:
         """The mean of a layer's input, (inputs,)."""
         return self._of(layer).mean().flatten()
 
+    def mean_within(self, layer: str) -> Tensor:
+        """The mean (inputs,) of a layer's input as far as it is not taken off: of :meth:`about_zero`, else 0.
+
+        The covariance is larger by its products than it would be without it.
+        """
+        return self._of(layer).mean_within().flatten()
+
+    def variance(self, layer: str) -> Tensor:
+        """How much a layer's input varies about its mean in each group, (groups,), be that taken off or not."""
+        moments = self._of(layer)
+        return (moments.variances() - moments.mean_within().square()).clamp_min(0).sum(1)
+
     def deviations(self, layer: str) -> Tensor:
         """The standard deviation of every input of a layer, (groups, width)."""
         return self._of(layer).variances().clamp_min(0).sqrt()
