@@ -25,7 +25,8 @@ from pcn.warn import warn
 class Basis:
     """A layer's mean (m,) and directions (m, r); what else is there where it is wanted.
 
-    ``variances`` (g, r) are those of the coordinates that the new layer reads, ``total`` (g,) is that of all inputs.
+    ``variances`` (g, r) are those of the coordinates that the new layer reads, ``total`` (g,) is that of all inputs
+    about their mean. Where that is not taken off, ``mean`` is 0, and ``within`` (m,) is what it is.
     ``block`` holds the directions of the kept inputs alone (|S|, r), ``dual`` (m, r) leads back from coordinates along
     directions that are not orthonormal, and ``outputs`` (n, s) expands trained outputs. ``patterns`` (g*p, *kernel) are
     those of taps in which directions are read, and ``pattern_mask`` (g*r, taps) how many belong to each of these;
@@ -46,6 +47,7 @@ class Basis:
     pattern_dual: Tensor | None = None
     pattern_variances: Tensor | None = None
     scale: Tensor | None = None
+    within: Tensor | None = None
 
 
 Bases = dict[str, Basis]
@@ -96,8 +98,10 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
         if layer.order == "kept_block":
             block, variances = stats.block_basis(layer.name, kept, layer.rank)
     dual = None if found.back is found.along else found.back.flatten(0, 1)
-    total = stats.spectrum(layer.name).total_variance
+    total = stats.variance(layer.name)
     basis = Basis(stats.mean(layer.name), found.along.flatten(0, 1), variances, total, block, dual, outputs)
+    if not layer.centred:
+        basis = replace(basis, within=stats.mean_within(layer.name))
     if layer.sized_for == "sgd":
         return basis
     return replace(basis, scale=directions.size_for_adam(variances.clamp_min(0).sqrt(), stats.deviations(layer.name)))

@@ -93,8 +93,9 @@ def carry_projected(
             value = value.index_select(0, rows.to(value.device))
             bias_value = None if bias_value is None else bias_value.index_select(0, rows.to(value.device))
         if entry in SECOND_MOMENTS:
-            given = value, bias_value, known.mean, variances, known.total
-            value = second_moment_by_variances(*given, centred=centred, padding=_padding(layer, positions))
+            given = value, bias_value, known.mean if known.within is None else known.within, variances, known.total
+            padding, within = _padding(layer, positions), _within(layer, known, kept)
+            value = second_moment_by_variances(*given, centred=centred, padding=padding, within=within)
             if patterns is not None and spread is not None:
                 value = along_patterns(value, spread, patterns, groups)
             return value if outputs is None else project_outputs(value, outputs**2, groups)
@@ -118,6 +119,14 @@ def _padding(layer: PCModule, positions: float | None) -> Padding | None:
     if not inside.any():  # as of a stride that is larger than the images
         return None
     return Padding(project_constant(layer.mean, layer.basis, groups).reshape(groups, -1), inside)
+
+
+def _within(layer: PCModule, known: Basis, kept: Tensor | None) -> Tensor | None:
+    """The mean along a layer's directions that it reads with its input; None where it takes the mean off."""
+    if known.within is None:
+        return None
+    left = known.within if kept is None else known.within[kept.to(known.within.device)]
+    return project_constant(left, layer.basis.to(left), layer.groups).reshape(layer.groups, -1)
 
 
 def carry_unprojected(layer: PCModule, place: Callable[[Tensor], Tensor]) -> Carry:
