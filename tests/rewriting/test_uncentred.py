@@ -187,9 +187,33 @@ def test_a_mean_without_a_bias_is_refused() -> None:
         layer.load_state_dict(state)
 
 
-def test_a_trained_basis_leaves_the_mean_at_zero() -> None:
-    layer = PCLinear(4, 4, rank=2, bias=False, train_basis=True)
-    assert [name for name, _ in layer.named_parameters()] == ["weight", "basis"]
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_trained_basis_leaves_the_mean_at_zero(bias: bool) -> None:
+    layer = PCLinear(4, 4, rank=2, bias=bias, centred=False, train_basis=True)
+    assert [name for name, _ in layer.named_parameters()] == ["weight", *(["bias"] if bias else []), "basis"]
+    assert PCConv2d(4, 4, 3, rank=2, bias=bias, centred=False).centred is False
+    assert ("centred=False" in repr(layer)) == bias  # without a bias no layer is
+    with pytest.raises(RuntimeError, match="mean is not zero, and the layer was made to" if bias else "has no bias"):
+        layer.load_state_dict(layer.state_dict() | {"mean": torch.ones(4)})
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_trained_basis_is_counted_as_it_is_trained(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, (x, targets) = MODELS[kind](), batch(kind, 1, 64)
+    parent, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), 0.1)
+    plan = pcn.compress_(model, [x], pcn.PCNConfig(**HALF, train_basis=True), optimizer=optimizer)
+    loss_of(model, (x, targets)).backward()
+    optimizer.step()
+    for layer in plan.transformed:
+        module = model.get_submodule(layer.name)
+        assert layer.trainable_after == sum(p.numel() for p in module.parameters())
+        assert layer.stored_after == sum(t.numel() for t in (*module.parameters(), *module.buffers()))
+        assert not module.mean.any()
+    pcn.save(model, tmp_path / "saved")
+    loaded = pcn.load(parent, tmp_path / "saved")
+    assert [name for name, _ in loaded.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert not any(hasattr(module, "centred") for module in pcn.to_plain(model).modules())
 
 
 @pytest.mark.parametrize("shift", [0.0, 3.0, 10.0])

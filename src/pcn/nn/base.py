@@ -19,7 +19,8 @@ TENSORS = ("weight", "bias", "basis", "mean", "offset_weight", "output_basis", "
 class PCModule(Transformed):
     """Base of the layers that compute W~ Uᵀ(x - mu) + b~: only ``weight`` and ``bias`` are trained.
 
-    Without a ``bias``, which is None then, it reads its input as it is: ``mean`` stays zero, and is never trained.
+    One that is not ``centred``, as none without a ``bias`` (which is None then) is, reads its input as it is: its
+    ``mean`` stays zero, and is never trained.
     ``basis`` (m, r) and ``mean`` (m,) are buffers, or parameters with ``train_basis``. ``offset_weight`` is the frozen
     part of the weight outside the basis; ``output_basis`` (n, s) expands s trained outputs to n; ``kernel_basis``
     (g*r*q, *kernel) holds patterns of taps, q for a direction on average, of which the kernel is made, and
@@ -37,6 +38,7 @@ class PCModule(Transformed):
     groups: int = 1
     stock: ClassVar[type[Any]]  # the layer that this one stands for
     stood_for: type[nn.Module] | None = None  # the subclass of it that stood here, where it was one
+    centred: bool = True
     channels_last: bool = False  # whether its weight lay so in memory, which coordinates along patterns do not show
 
     def _make_tensors(
@@ -50,6 +52,7 @@ class PCModule(Transformed):
         offset: bool,
         kernel_rank: int | None = None,
         bias: bool = True,
+        centred: bool = True,
         **factory: Any,
     ) -> None:
         for name, value in (("rank", rank), ("output_rank", output_rank)):
@@ -63,9 +66,10 @@ class PCModule(Transformed):
         shape = (rank, *kernel) if kernel_rank is None else (rank * kernel_rank,)
         self.weight = nn.Parameter(torch.empty(trained, *shape, **factory))
         self.register_parameter("bias", nn.Parameter(torch.empty(outputs, **factory)) if bias else None)
+        self.centred = centred and bias
         for name, shape in (("basis", (inputs, rank)), ("mean", (inputs,))):
             tensor = torch.empty(shape, **factory)
-            if train_basis and (bias or name == "basis"):
+            if train_basis and (self.centred or name == "basis"):
                 self.register_parameter(name, nn.Parameter(tensor))
             else:
                 self.register_buffer(name, tensor)
@@ -146,8 +150,9 @@ class PCModule(Transformed):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         *_, errors = arguments
-        if self.bias is None and not self.mean.is_meta and bool(self.mean.any()):
-            errors.append(f"{prefix}mean is not zero, and the layer has no bias that makes up for it")
+        if not self.centred and not self.mean.is_meta and bool(self.mean.any()):
+            why = "has no bias that makes up for it" if self.bias is None else "was made to read its input as it is"
+            errors.append(f"{prefix}mean is not zero, and the layer {why}")
         if self.kernel_mask is None or self.kernel_mask.is_meta:
             return
         wanted, dealt = self.rank * (self.kernel_rank or 0), (self.kernel_mask > 0.5).reshape(self.groups, -1).sum(1)
@@ -172,6 +177,8 @@ class PCModule(Transformed):
             said += f", output_rank={self.output_rank}"
         if self.kernel_basis is not None:
             said += f", kernel_rank={self.kernel_rank}"
+        if self.bias is not None and not self.centred:
+            said += ", centred=False"
         if self.train_basis:
             said += ", train_basis=True"
         if self.offset_weight is not None:

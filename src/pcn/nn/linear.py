@@ -31,6 +31,7 @@ class PCLinear(PCModule):
         train_basis: bool = False,
         offset: bool = False,
         output_rank: int | None = None,
+        centred: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -45,6 +46,7 @@ class PCLinear(PCModule):
             train_basis,
             offset,
             bias=bias,
+            centred=centred,
             device=device,
             dtype=dtype,
         )
