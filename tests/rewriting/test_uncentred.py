@@ -241,3 +241,20 @@ def test_an_optimizer_that_takes_no_biases_can_follow() -> None:
     switch = pcn.Switch(model, muon, pcn.PCNConfig(**HALF), at=1)
     assert switch.after_epoch(1, [torch.randn(64, 5)]) is not None
     assert {id(p) for group in muon.param_groups for p in group["params"]} == {id(p) for p in model.parameters()}
+
+
+@pytest.mark.parametrize("count", [5, 30, 40])
+def test_as_many_directions_as_samples_are_known_where_no_mean_is_taken_off(
+    count: int, recwarn: pytest.WarningsRecorder
+) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(40, 6, bias=False)).double(), torch.randn(count, 40, dtype=torch.double) + 1
+    expected, stats = model(x), pcn.analyze(model, [x])
+    worths = [pcn.Evenly()(model, each, ["0"], [])["0"] for each in (stats, stats.about_zero(["0"]))]
+    assert [int(worth.argmax()) for worth in worths] == [min(count - 1, 12), min(count, 12)]
+    plan = pcn.compress_(model, [x], pcn.PCNConfig(rank=count, skip_larger=False, centred=False))
+    torch.testing.assert_close(model(x), expected)
+    assert (plan.layers["0"].note is None) == (count == 40)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="5 samples of 40 inputs show 5 directions, and the others of 6 are made up"):
+        pcn.compress_(nn.Sequential(nn.Linear(40, 6)), [x[:5].float()], pcn.PCNConfig(**HALF | {"rank": 6}))

@@ -63,7 +63,7 @@ def find_bases(plan: Plan, stats: Statistics, model: nn.Module) -> Bases:
 
 def _warn_of_few_samples(plan: Plan, stats: Statistics) -> None:
     """Warn of bases that are partly made up: what such a layer reads along them is arbitrary."""
-    layers = [layer for layer in plan.transformed if is_made_up(layer, stats.samples(layer.name))]
+    layers = [layer for layer in plan.transformed if is_made_up(layer, stats.shown(layer.name))]
     if layers:
         first = layers[0]
         others = shorten([layer.name for layer in layers[1:]])

@@ -75,7 +75,7 @@ class Eigenpairs:
         if isinstance(moments, Samples):
             return self._whole(eigen.from_rows(moments.centred(g), moments.degrees) for g in range(moments.groups))
         if few:
-            return self._whole(zip(*eigen.of_rank(moments.covariance(), moments.degrees), strict=True))
+            return self._whole(zip(*eigen.of_rank(moments.covariance(), moments.shown), strict=True))
         if size <= EIGH_SIZE:
             return self._whole(zip(*eigen.full(moments.covariance()), strict=True))
         return None

@@ -79,6 +79,11 @@ class Moments(ABC):
         """Whether all sums are finite: one boolean on the device, so that asking does not wait for it."""
 
     @property
+    def shown(self) -> int:
+        """The most directions that the samples can show: a mean that is taken off takes one."""
+        return self.count if self.from_zero else max(0, self.count - 1)
+
+    @property
     def degrees(self) -> int:
         """The number of samples minus one, by which sums of squares are divided."""
         if self.count < 2:

@@ -91,6 +91,10 @@ class Statistics:
         """The number of samples of a layer's input: every position and token counts."""
         return self._of(layer).count
 
+    def shown(self, layer: str) -> int:
+        """The most directions of a layer's input that the samples can show."""
+        return self._of(layer).shown
+
     def mean(self, layer: str) -> Tensor:
         """The mean of a layer's input, (inputs,)."""
         return self._of(layer).mean().flatten()
