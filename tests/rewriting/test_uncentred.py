@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +259,27 @@ def test_as_many_directions_as_samples_are_known_where_no_mean_is_taken_off(
     assert not recwarn.list
     with pytest.warns(UserWarning, match="5 samples of 40 inputs show 5 directions, and the others of 6 are made up"):
         pcn.compress_(nn.Sequential(nn.Linear(40, 6)), [x[:5].float()], pcn.PCNConfig(**HALF | {"rank": 6}))
+
+
+def test_no_bias_is_measured_where_none_is_gained() -> None:
+    model = nn.Sequential(nn.Linear(64, 256, bias=False), nn.Tanh(), nn.Linear(256, 64, bias=False), nn.Linear(64, 64))
+    model.append(nn.Linear(64, 64))
+    config = pcn.PCNConfig(centred=False, train_basis=True, layers={"4": pcn.LayerRule(centred=True)})
+    budget = pcn.Budget(memory_mib=0.9, config=config)
+    costs = pcn.measure_costs(model, torch.randn(8, 64), budget, times=False)
+    of_rank = replace(config, rank=8, skip_larger=False, layers={"4": pcn.LayerRule(8, centred=True)})
+    plan = pcn.compress_(model, [torch.randn(600, 64)], of_rank)
+    for layer in plan.transformed:
+        module, usage = model.get_submodule(layer.name), costs.layers[layer.name].tried[8, None]
+        assert usage.weights_bytes == sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
+        assert usage.gradients_bytes == sum(p.nbytes for p in module.parameters())
+
+
+def test_a_state_with_biases_is_not_loaded_where_there_are_none() -> None:
+    def switched(**how: Any) -> pcn.Switch:
+        switch = pcn.Switch(without_biases("dense"), None, pcn.PCNConfig(rank=0.5, skip_larger=False, **how), at=1)
+        switch.after_epoch(1, [batch("dense", 1, 64)[0]])
+        return switch
+
+    with pytest.raises(pcn.PlanError, match=r"'0' has rank .* trained outputs, a bias in it and .* no bias in this"):
+        switched(centred=False).load_state_dict(switched().state_dict())
