@@ -283,3 +283,17 @@ def test_a_state_with_biases_is_not_loaded_where_there_are_none() -> None:
 
     with pytest.raises(pcn.PlanError, match=r"'0' has rank .* trained outputs, a bias in it and .* no bias in this"):
         switched(centred=False).load_state_dict(switched().state_dict())
+
+
+def test_dimensions_and_subspaces_that_a_switch_looks_at_are_those_that_it_would_keep() -> None:
+    torch.manual_seed(0)
+    model, seen = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh(), nn.Linear(64, 10, bias=False)), []
+    x = torch.randn(400, 64) * torch.linspace(1, 0.1, 64) + 5
+    stats, config = pcn.analyze(model, [x]), pcn.PCNConfig(skip_larger=False, centred=False)
+    switch = pcn.Switch(model, None, config, at=pcn.SubspacesSettle(), log=seen.append)
+    switch.after_epoch(1, [x])
+    plan = pcn.make_plan(model, stats, config)
+    assert seen == [{"epoch": 1, **{f"effective_dimension/{name}": layer.rank for name, layer in plan.layers.items()}}]
+    second_moments = stats.about_zero(stats.layers)
+    for name, directions in switch._seen.subspaces.items():
+        torch.testing.assert_close(directions, second_moments.basis(name, plan.layers[name].rank).float())
