@@ -50,6 +50,7 @@ COMPUTES = ("forward", "_conv_forward", "__call__", "_call_impl")
 # What a principal component layer has and a stock one has not: a user's attribute of that name would have no place.
 NEEDED = (
     "basis",
+    "centred",
     "channels_last",
     "deal_patterns_evenly_",
     "full_kernel",

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import pcn
+from pcn.plans.ranks import stats_for
 from pcn.report import of, write_report
 from pcn.training import Settings, spectra
 from pcn.training.requests import pcn_config
@@ -86,7 +87,8 @@ def check_against_planner(browser: Browser, page: Page) -> pcn.Plan:
     assert shown_count(browser, "stored") == sum(layer.stored_after for layer in plan.layers.values())
     assert shown_count(browser, "flops") == sum(layer.flops_after or 0 for layer in plan.layers.values())
     if plan.transformed:
-        kept = [variance_kept(page.stats, layer) for layer in plan.transformed]
+        stats = stats_for(config, page.stats)
+        kept = [variance_kept(stats, layer) for layer in plan.transformed]
         shown = browser.text("#total-variance").removeprefix("> ").removesuffix("%")
         assert float(shown) == pytest.approx(100 * sum(kept) / len(kept), abs=0.1)
     settings = Settings.from_mapping(tomllib.loads(browser.text("#toml")))
@@ -142,6 +144,8 @@ def test_the_slider_gives_what_the_planner_gives_after_a_run_with_patterns(
         {"order": "kept_block"},
         {"precondition": 1.0, "train_basis": True},
         {"keep_dropped": True, "kernel_rank": 2},
+        {"centred": False},
+        {"centred": False, "train_basis": True},
     ],
 )
 def test_the_configuration_that_is_handed_back_says_how_the_run_s_does(
@@ -156,6 +160,16 @@ def test_the_configuration_that_is_handed_back_says_how_the_run_s_does(
     browser.click("#skip")
     check_against_planner(browser, page)
     assert browser.problems() == []
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_rules_for_single_layers_are_as_little_in_the_slider_as_in_what_it_hands_back(
+    browser: Browser, page: Page, tmp_path: Path, centred: bool
+) -> None:
+    rules = {"right": pcn.LayerRule(rank=40, centred=not centred), "wide": pcn.LayerRule(centred=not centred)}
+    config = pcn.PCNConfig(rank=pcn.ExplainedVariance(0.9), centred=centred, layers=rules)
+    browser.visit(write_report(tmp_path / "report.html", of(page.stats, page.plan(config), config)))
+    check_against_planner(browser, page)
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,112 @@ def test_a_mean_without_a_bias_is_refused() -> None:
         layer.load_state_dict(state)
 
 
-def test_a_trained_basis_leaves_the_mean_at_zero() -> None:
-    layer = PCLinear(4, 4, rank=2, bias=False, train_basis=True)
-    assert [name for name, _ in layer.named_parameters()] == ["weight", "basis"]
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_trained_basis_leaves_the_mean_at_zero(bias: bool) -> None:
+    layer = PCLinear(4, 4, rank=2, bias=bias, centred=False, train_basis=True)
+    assert [name for name, _ in layer.named_parameters()] == ["weight", *(["bias"] if bias else []), "basis"]
+    assert PCConv2d(4, 4, 3, rank=2, bias=bias, centred=False).centred is False
+    assert ("centred=False" in repr(layer)) == bias  # without a bias no layer is
+    with pytest.raises(RuntimeError, match="mean is not zero, and the layer was made to" if bias else "has no bias"):
+        layer.load_state_dict(layer.state_dict() | {"mean": torch.ones(4)})
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_trained_basis_is_counted_as_it_is_trained(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, (x, targets) = MODELS[kind](), batch(kind, 1, 64)
+    parent, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), 0.1)
+    plan = pcn.compress_(model, [x], pcn.PCNConfig(**HALF, train_basis=True), optimizer=optimizer)
+    loss_of(model, (x, targets)).backward()
+    optimizer.step()
+    for layer in plan.transformed:
+        module = model.get_submodule(layer.name)
+        assert layer.trainable_after == sum(p.numel() for p in module.parameters())
+        assert layer.stored_after == sum(t.numel() for t in (*module.parameters(), *module.buffers()))
+        assert not module.mean.any()
+    pcn.save(model, tmp_path / "saved")
+    loaded = pcn.load(parent, tmp_path / "saved")
+    assert [name for name, _ in loaded.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert not any(hasattr(module, "centred") for module in pcn.to_plain(model).modules())
+
+
+@pytest.mark.parametrize("shift", [0.0, 3.0, 10.0])
+def test_layers_of_a_large_mean_have_patterns_of_taps_too(shift: float) -> None:
+    """Whether a batch shows enough of what they read goes by how that varies, be its mean taken off or not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, bias=False), nn.ReLU(), nn.Conv2d(16, 16, 3, bias=False)).double()
+    x = torch.randn(32, 16, 10, 10, dtype=torch.double) + shift
+    stats, config = pcn.analyze(model, [x]), pcn.PCNConfig(centred=False)
+    for patterns in (None, True):
+        plan = pcn.make_plan(model, stats, pcn.Budget(params=0.4, step=1, patterns=patterns, config=config))
+        assert all(layer.kernel_rank is not None for layer in plan.transformed)
+    constant = [torch.full_like(x[:1], shift), x]
+    plan = pcn.make_plan(model, pcn.analyze(model, constant), pcn.Budget(params=0.4, step=1, config=config))
+    assert [layer.kernel_rank for layer in plan.transformed] == [None, None]
+    assert all("read little but its mean in the first batch" in str(layer.note) for layer in plan.transformed)
+
+
+def test_an_optimizer_that_takes_no_biases_can_follow() -> None:
+    """Muon trains matrices alone; a layer that gains a bias would have to have that elsewhere."""
+    model = without_biases("dense").float()
+    muon = torch.optim.Muon(model.parameters())
+    with pytest.raises(pcn.PlanError, match="Muon does not take the new parameters"):
+        pcn.Switch(model, muon, pcn.PCNConfig(rank=0.5, skip_larger=False), at=1)
+    switch = pcn.Switch(model, muon, pcn.PCNConfig(**HALF), at=1)
+    assert switch.after_epoch(1, [torch.randn(64, 5)]) is not None
+    assert {id(p) for group in muon.param_groups for p in group["params"]} == {id(p) for p in model.parameters()}
+
+
+@pytest.mark.parametrize("count", [5, 30, 40])
+def test_as_many_directions_as_samples_are_known_where_no_mean_is_taken_off(
+    count: int, recwarn: pytest.WarningsRecorder
+) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(40, 6, bias=False)).double(), torch.randn(count, 40, dtype=torch.double) + 1
+    expected, stats = model(x), pcn.analyze(model, [x])
+    worths = [pcn.Evenly()(model, each, ["0"], [])["0"] for each in (stats, stats.about_zero(["0"]))]
+    assert [int(worth.argmax()) for worth in worths] == [min(count - 1, 12), min(count, 12)]
+    plan = pcn.compress_(model, [x], pcn.PCNConfig(rank=count, skip_larger=False, centred=False))
+    torch.testing.assert_close(model(x), expected)
+    assert (plan.layers["0"].note is None) == (count == 40)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="5 samples of 40 inputs show 5 directions, and the others of 6 are made up"):
+        pcn.compress_(nn.Sequential(nn.Linear(40, 6)), [x[:5].float()], pcn.PCNConfig(**HALF | {"rank": 6}))
+
+
+def test_no_bias_is_measured_where_none_is_gained() -> None:
+    model = nn.Sequential(nn.Linear(64, 256, bias=False), nn.Tanh(), nn.Linear(256, 64, bias=False), nn.Linear(64, 64))
+    model.append(nn.Linear(64, 64))
+    config = pcn.PCNConfig(centred=False, train_basis=True, layers={"4": pcn.LayerRule(centred=True)})
+    budget = pcn.Budget(memory_mib=0.9, config=config)
+    costs = pcn.measure_costs(model, torch.randn(8, 64), budget, times=False)
+    of_rank = replace(config, rank=8, skip_larger=False, layers={"4": pcn.LayerRule(8, centred=True)})
+    plan = pcn.compress_(model, [torch.randn(600, 64)], of_rank)
+    for layer in plan.transformed:
+        module, usage = model.get_submodule(layer.name), costs.layers[layer.name].tried[8, None]
+        assert usage.weights_bytes == sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
+        assert usage.gradients_bytes == sum(p.nbytes for p in module.parameters())
+
+
+def test_a_state_with_biases_is_not_loaded_where_there_are_none() -> None:
+    def switched(**how: Any) -> pcn.Switch:
+        switch = pcn.Switch(without_biases("dense"), None, pcn.PCNConfig(rank=0.5, skip_larger=False, **how), at=1)
+        switch.after_epoch(1, [batch("dense", 1, 64)[0]])
+        return switch
+
+    with pytest.raises(pcn.PlanError, match=r"'0' has rank .* trained outputs, a bias in it and .* no bias in this"):
+        switched(centred=False).load_state_dict(switched().state_dict())
+
+
+def test_dimensions_and_subspaces_that_a_switch_looks_at_are_those_that_it_would_keep() -> None:
+    torch.manual_seed(0)
+    model, seen = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh(), nn.Linear(64, 10, bias=False)), []
+    x = torch.randn(400, 64) * torch.linspace(1, 0.1, 64) + 5
+    stats, config = pcn.analyze(model, [x]), pcn.PCNConfig(skip_larger=False, centred=False)
+    switch = pcn.Switch(model, None, config, at=pcn.SubspacesSettle(), log=seen.append)
+    switch.after_epoch(1, [x])
+    plan = pcn.make_plan(model, stats, config)
+    assert seen == [{"epoch": 1, **{f"effective_dimension/{name}": layer.rank for name, layer in plan.layers.items()}}]
+    second_moments = stats.about_zero(stats.layers)
+    for name, directions in switch._seen.subspaces.items():
+        torch.testing.assert_close(directions, second_moments.basis(name, plan.layers[name].rank).float())

@@ -208,3 +208,25 @@ def test_so_are_those_of_wide_activations(narrow_limits):
     assert isinstance(sketch, Sketch)
     values = sketch.about_zero().leading()[0][0, :4]
     torch.testing.assert_close(values, torch.linalg.eigvalsh(rows.T @ rows / 399).flip(0)[:4], rtol=1e-6, atol=0)
+
+
+def test_a_sketch_that_was_refined_about_the_mean_holds_the_mean_s_own_direction_too(narrow_limits):
+    """Its test vectors lie along what varies, which tells next to nothing of a mean that points elsewhere."""
+    turn = torch.linalg.qr(torch.randn(24, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
+    mean = 6 * turn[:, 3]
+    rows = torch.randn(400, 3, dtype=torch.float64) * torch.tensor([3.0, 2, 1]).double() @ turn[:, :3].T + mean
+    sketch = streamed(rows.split(100))
+    assert isinstance(sketch, Sketch)
+    about = sketch.refined().add(as_block(rows, LINEAR, 1)).about_zero()
+    values, vectors = about.leading()
+    expected = torch.linalg.eigh(rows.T @ rows / 399)
+    torch.testing.assert_close(values[0, :4], expected[0].flip(0)[:4])
+    torch.testing.assert_close((vectors[0, :, :4] * expected[1].flip(1)[:, :4]).sum(0).abs(), torch.ones(4).double())
+    torch.testing.assert_close(about.variances()[0], rows.square().sum(0) / 399)
+
+
+@pytest.mark.parametrize("count", [12, 400])
+def test_parts_about_zero_add_up_to_the_whole_about_zero(narrow_limits, count):
+    rows = torch.randn(count, 16, dtype=torch.float64) + 4
+    whole, *parts = (streamed([each]).about_zero() for each in (rows, *rows.split(count // 2)))
+    torch.testing.assert_close(parts[0].merge(parts[1]).variances(), whole.variances())

@@ -53,6 +53,26 @@ def test_every_solver_agrees_with_scikit_learn(way):
     assert (vectors.amax(-2) == vectors.abs().amax(-2)).all()
 
 
+def test_a_mean_that_is_not_taken_off_drowns_nothing(way):
+    """fp32 rounds samples by their size, but their sums are of what is left of them: only that is rounded there."""
+    rows = samples(way, WIDTH, decay=2.5) + 300
+    exact = rows.double()
+    expected = torch.linalg.eigvalsh(exact.T @ exact / (way - 1)).flip(0)
+    found = Spectrum(moments(rows).about_zero(), "fc")
+    threshold = float((expected[11] + expected[12]) / 2)
+    assert found.count_above(threshold) == 12
+    torch.testing.assert_close(found.total_variance, expected.sum()[None], rtol=1e-9, atol=0)
+    values, vectors = found.leading(12)
+    torch.testing.assert_close(values[0], expected[:12], rtol=1e-4, atol=0)
+    assert is_orthonormal(vectors)
+
+
+def test_what_rounding_makes_beside_a_constant_mean_is_nothing():
+    found = Spectrum(moments(torch.full((600, WIDTH), 100.0)).about_zero(), "fc")
+    assert found.count_above(0.0) == 1
+    assert not Spectrum(moments(torch.zeros(600, WIDTH)).about_zero(), "fc").largest()
+
+
 def test_kept_samples_give_eigenvalues_to_the_last_digits(monkeypatch):
     monkeypatch.setattr(forms, "COVARIANCE_WIDTH", 0)
     rows = samples(200, WIDTH, decay=1.5)

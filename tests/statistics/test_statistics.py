@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pcn.errors import ConfigError, StatisticsError
-from pcn.statistics import Statistics, analyze
+from pcn.statistics import Statistics, analyze, forms
 
 
 def make_model():
@@ -175,3 +175,42 @@ def test_merged_layers_stand_as_in_the_model():
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.randn(9, 4)
     one, other = analyze(model, [x], exclude="0"), analyze(model, [x], exclude="4")
     assert list(one.merge(other).layers) == list(other.merge(one).layers) == ["0", "2", "4"]
+
+
+def both_read(width=8):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = (nn.Linear(width, 3) for _ in range(2))
+
+        def forward(self, x):
+            return self.first(x) + self.second(x)
+
+    return analyze(Both(), [torch.randn(40, width) + 3])
+
+
+def test_what_is_known_about_zero_is_worked_out_once_and_shared():
+    stats = both_read()
+    about, second = stats.about_zero(["first", "second"]), stats.about_zero(["second"])
+    assert about.layers == stats.layers
+    assert second.layers == {"first": "first", "second": "second"}
+    assert about.about_zero(["first"]) is about
+    assert second.about_zero(["first"]).layers == about.layers
+    assert second.spectrum("first") is stats.spectrum("first")
+    assert second.spectrum("second") is about.spectrum("second") is about.spectrum("first")
+    assert second.spectrum("second") is not stats.spectrum("second")
+    held = {each.scatter.data_ptr() for of in (stats, about, second) for each in of.moments.values()}
+    assert len(held) == 1
+
+
+@pytest.mark.parametrize("width", [8, 60])
+def test_statistics_about_zero_are_neither_saved_nor_merged(width, tmp_path, monkeypatch):
+    """A file, and the other side, would have them about the mean."""
+    monkeypatch.setattr(forms, "COVARIANCE_WIDTH", 16)
+    stats = both_read(width)
+    about = stats.about_zero(["second"])
+    with pytest.raises(StatisticsError, match="statistics about zero, as 'second' has, cannot be saved"):
+        about.save(tmp_path / "stats.safetensors")
+    for one, other in ((about, stats), (stats, about), (about, about)):
+        with pytest.raises(StatisticsError, match="cannot be merged: take those that about_zero was asked of"):
+            one.merge(other)

@@ -47,13 +47,21 @@ def test_looking_changes_nothing(tmp_path: Path, at: str) -> None:
     assert looks(never) == []
 
 
-def test_the_spectra_are_those_that_the_plan_was_made_from(tmp_path: Path) -> None:
-    folder = train(tmp_path / "run", "--switch-at", "1", "--fade-epochs", "1", "--rank", "90%")
+@pytest.mark.parametrize("centred", [True, False])
+def test_the_spectra_are_those_that_the_plan_was_made_from(tmp_path: Path, centred: bool) -> None:
+    flags = ("--switch-at", "1", "--fade-epochs", "1", "--rank", "90%", *([] if centred else ["--no-centred"]))
+    folder = train(tmp_path / "run", *flags)
     assert json.loads((folder / "spectra.json").read_text())["epoch"] == 1
     assert [record["epoch"] for record in looks(folder)] == [1]  # not while it fades
     plan = pcn.Plan.from_json((folder / "plan.json").read_text())
     ranks = {layer.name: layer.rank for layer in plan.transformed}
     assert {name: looks(folder)[0]["layers"][name] for name in ranks} == ranks
+    kept = json.loads((folder / "spectra.json").read_text())
+    for name, rank in ranks.items():
+        activation = kept["activations"][kept["layers"][name]["activation"]]
+        groups = zip(activation["values"], activation["totals"], strict=True)
+        shares = [sum(values[:rank]) / total for values, total in groups]
+        assert min(shares) >= 0.9
 
 
 def test_tensorboard_gets_the_dimensions(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def second_moment_by_variances(
     *,
     centred: bool,
     padding: Padding | None = None,
+    within: Tensor | None = None,
 ) -> Tensor:
     """Estimate a running mean of squared gradients in coordinates z of given ``variances`` (g, r).
 
@@ -76,6 +77,9 @@ def second_moment_by_variances(
     brought nothing in where the gradients of an output sum up to zero (``centred``: a batch norm follows), and
     otherwise as much as gradients that do not go together would. ``padding`` adds E[d²] c_j² for the reads beside the
     image, of which the old weight has gathered nothing.
+
+    Where the new layer reads its input as it is, ``within`` (g, r) is Uᵀmu, and the ``variances`` are E[z²]: what the
+    mean brought in stays, along z_j as often as z_j reads it.
     """
     groups = len(total)
     summed = grouped(moment, moment, groups).sum(2)  # (g, n/g, *kernel)
@@ -89,10 +93,16 @@ def second_moment_by_variances(
     else:
         scatter = summed if centred else unrelated
     spread = exact(variances, moment)
+    if within is not None:
+        of_within = exact(within, moment).square()
+        spread = (spread - of_within).clamp_min(0)
     spread = spread + FLOOR * spread.mean(1, keepdim=True)  # no step is divided by what only few samples say is nothing
     along = spread.reshape(groups, 1, -1, *[1] * (summed.dim() - 2))
     each = scatter / of_all.clamp_min(TINY)  # E[d²], times the share of reads on the image
     found = each.unsqueeze(2) * along
+    if within is not None:
+        brought = (summed - scatter) / of_mean.clamp_min(TINY)
+        found = found + brought.unsqueeze(2) * of_within.reshape(along.shape)
     if padding is not None:
         inside = exact(padding.inside, moment)
         squares = exact(padding.centre, moment).square().reshape(along.shape)

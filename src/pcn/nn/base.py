@@ -19,8 +19,9 @@ TENSORS = ("weight", "bias", "basis", "mean", "offset_weight", "output_basis", "
 class PCModule(Transformed):
     """Base of the layers that compute V W~ Uᵀ(x - mu) + b~: only ``weight`` and ``bias`` are trained.
 
-    Without a ``bias``, which is None then, inputs are not centred: ``mean`` stays zero, and is never trained. Without a
-    ``basis``, which is None where there is an output basis alone, nor is there a ``mean``.
+    One that is not ``centred``, as none without a ``bias`` (which is None then) is, reads its input as it is: its
+    ``mean`` stays zero, and is never trained. Without a ``basis``, which is None where there is an output basis alone,
+    nor is there a ``mean``.
     ``basis`` (m, r) and ``mean`` (m,) are buffers, or parameters with ``train_basis``. ``offset_weight`` is the frozen
     part of the weight outside the basis; ``output_basis`` (n, s) expands s trained outputs to n; ``kernel_basis``
     (g*r*q, *kernel) holds patterns of taps, q for a direction on average, of which the kernel is made, and
@@ -38,6 +39,7 @@ class PCModule(Transformed):
     groups: int = 1
     stock: ClassVar[type[Any]]  # the layer that this one stands for
     stood_for: type[nn.Module] | None = None  # the subclass of it that stood here, where it was one
+    centred: bool = True
     channels_last: bool = False  # whether its weight lay so in memory, which coordinates along patterns do not show
 
     def _make_tensors(
@@ -51,6 +53,7 @@ class PCModule(Transformed):
         offset: bool,
         kernel_rank: int | None = None,
         bias: bool = True,
+        centred: bool = True,
         **factory: Any,
     ) -> None:
         for name, value in (("rank", rank), ("output_rank", output_rank)):
@@ -68,9 +71,10 @@ class PCModule(Transformed):
         shape = (read, *kernel) if kernel_rank is None else (read * kernel_rank,)
         self.weight = nn.Parameter(torch.empty(trained, *shape, **factory))
         self.register_parameter("bias", nn.Parameter(torch.empty(outputs, **factory)) if bias else None)
+        self.centred = centred and bias and rank is not None
         for name, shape in (("basis", (inputs, read)), ("mean", (inputs,))):
             tensor = None if rank is None else torch.empty(shape, **factory)
-            if tensor is not None and train_basis and (bias or name == "basis"):
+            if tensor is not None and train_basis and (self.centred or name == "basis"):
                 self.register_parameter(name, nn.Parameter(tensor))
             else:
                 self.register_buffer(name, tensor)
@@ -153,8 +157,9 @@ class PCModule(Transformed):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         *_, errors = arguments
-        if self.bias is None and self.mean is not None and not self.mean.is_meta and bool(self.mean.any()):
-            errors.append(f"{prefix}mean is not zero, and the layer has no bias that makes up for it")
+        if not self.centred and self.mean is not None and not self.mean.is_meta and bool(self.mean.any()):
+            why = "has no bias that makes up for it" if self.bias is None else "was made to read its input as it is"
+            errors.append(f"{prefix}mean is not zero, and the layer {why}")
         if self.kernel_mask is None or self.kernel_mask.is_meta:
             return
         wanted = (self.rank or 0) * (self.kernel_rank or 0)
@@ -180,6 +185,8 @@ class PCModule(Transformed):
             said += f", output_rank={self.output_rank}"
         if self.kernel_basis is not None:
             said += f", kernel_rank={self.kernel_rank}"
+        if self.bias is not None and not self.centred:
+            said += ", centred=False"
         if self.train_basis:
             said += ", train_basis=True"
         if self.offset_weight is not None:

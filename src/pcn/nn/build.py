@@ -37,6 +37,7 @@ HOOKS = (
 
 # What layers say of their own shapes and classes, which are not those of what takes their place.
 OF_ITS_CLASS = (
+    "centred",
     "channels_last",
     "nf",
     "nx",  # both of transformers' Conv1D
@@ -58,6 +59,7 @@ def empty_like(
     output_rank: int | None = None,
     kernel_rank: int | None = None,
     bias: bool = True,
+    centred: bool = True,
 ) -> PCModule:
     """Return an uninitialised principal component layer with the stock layer's stride, padding, dtype, device, ...
 
@@ -74,6 +76,7 @@ def empty_like(
         out_width(layer) if outputs is None else outputs,
         rank=rank,
         bias=bias,
+        centred=centred,
         train_basis=train_basis,
         offset=offset,
         output_rank=output_rank,

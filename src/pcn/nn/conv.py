@@ -35,6 +35,7 @@ class PCConvNd(PCModule):
         train_basis: bool = False,
         offset: bool = False,
         output_rank: int | None = None,
+        centred: bool = True,
         kernel_rank: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -58,6 +59,7 @@ class PCConvNd(PCModule):
             offset,
             kernel_rank,
             bias=bias,
+            centred=centred,
             device=device,
             dtype=dtype,
         )

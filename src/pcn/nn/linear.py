@@ -33,6 +33,7 @@ class PCLinear(PCModule):
         train_basis: bool = False,
         offset: bool = False,
         output_rank: int | None = None,
+        centred: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -47,6 +48,7 @@ class PCLinear(PCModule):
             train_basis,
             offset,
             bias=bias,
+            centred=centred,
             device=device,
             dtype=dtype,
         )

@@ -33,13 +33,13 @@ class Evenly:
 
     def __call__(self, model: nn.Module, stats: Statistics, layers: Sequence[str], batches: Iterable[Any]) -> Values:
         return {
-            name: _worth(model.get_submodule(name), stats.spectrum(name).width, stats.samples(name)) for name in layers
+            name: _worth(model.get_submodule(name), stats.spectrum(name).width, stats.shown(name)) for name in layers
         }
 
 
-def _worth(layer: nn.Module, width: int, samples: int) -> Tensor:
+def _worth(layer: nn.Module, width: int, shown: int) -> Tensor:
     weight = canonical_weight(layer)
-    shown = max(1, samples - 1)  # a mean takes one; further directions would be made up
-    useful = min(width, shown, SPARE * weight.numel() // (groups_of(layer) * width))
+    # Directions beyond those that samples have shown would be made up.
+    useful = min(width, max(1, shown), SPARE * weight.numel() // (groups_of(layer) * width))
     share = torch.arange(width + 1, dtype=torch.float64).clamp_max(useful) / useful
     return weight.numel() * useful / width * (STEEP * share).log1p()

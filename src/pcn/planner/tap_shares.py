@@ -86,7 +86,7 @@ def _crowded(layer: nn.Module) -> bool:
 
 def _along(stats: Statistics, name: str) -> Along:
     mean, _, vectors = eigenpairs_of(stats, name)
-    return Along(mean.flatten(), vectors.flatten(0, 1), stats.spectrum(name).total_variance.sum())
+    return Along(mean.flatten(), vectors.flatten(0, 1), stats.variance(name).sum())
 
 
 @torch.no_grad()

@@ -59,9 +59,10 @@ class Trials:
         whole = bytes_of_tensors(layer, self.state) + Usage(activations_bytes=sum(only.values()))
         tried: dict[RankPair, Usage] = {}
         patterns = self.config.patterns(name, canonical_weight(layer).shape[2:].numel())
+        centred = self.config.centres(name)
         calls = zip(kept.reads[name], kept.keeping[name], strict=True)
         for number, (read, keeps) in enumerate(calls):
-            for form, trial in self._forms(layer, read, patterns).items():
+            for form, trial in self._forms(layer, read, patterns, centred).items():
                 own = Usage(activations_bytes=only.get(read.key, 0)) if trial.keeps_input else Usage()
                 if form is None:
                     whole += Usage(time_ns=trial.usage.time_ns)
@@ -72,14 +73,17 @@ class Trials:
                     tried[form] = tried[form] + again if number else spent
         return LayerUsage(whole, tried, patterns)
 
-    def _forms(self, layer: nn.Module, read: Read, patterns: int | None) -> dict[RankPair | None, _Trial]:
+    def _forms(
+        self, layer: nn.Module, read: Read, patterns: int | None, centred: bool
+    ) -> dict[RankPair | None, _Trial]:
         weight = canonical_weight(layer)
-        sizes = (str(layer), replace(read, key=0), weight.dtype, layout_of(weight), weight.requires_grad, patterns)
+        memory = weight.dtype, layout_of(weight), weight.requires_grad
+        sizes = (str(layer), replace(read, key=0), *memory, patterns, centred)
         if sizes not in self._known:
             like = read.like()
             trials: dict[RankPair | None, _Trial] = {None: self._try(layer, like)}
             for rank, outputs in self._grid(layer):
-                trials[rank, outputs] = self._try(self._part(layer, rank, outputs, patterns), like)
+                trials[rank, outputs] = self._try(self._part(layer, rank, outputs, patterns, centred), like)
             self._known[sizes] = _rising(trials)
         return self._known[sizes]
 
@@ -91,7 +95,9 @@ class Trials:
             yield from ((rank, each) for each in outputs)
         yield from ((None, each) for each in outputs)
 
-    def _part(self, layer: nn.Module, rank: int | None, outputs: int | None, patterns: int | None) -> PCModule:
+    def _part(
+        self, layer: nn.Module, rank: int | None, outputs: int | None, patterns: int | None, centred: bool
+    ) -> PCModule:
         part = empty_like(
             layer,
             rank,
@@ -99,6 +105,8 @@ class Trials:
             offset=self.config.keep_dropped,
             output_rank=outputs,
             kernel_rank=None if rank is None else patterns,
+            bias=layer.bias is not None or (centred and not (rank is None and self.config.keep_dropped)),
+            centred=centred,
         )
         with torch.no_grad():
             for tensor in (*part.parameters(), *part.buffers()):

@@ -113,7 +113,7 @@ class LayerPlan:
         core = self.trained_outputs * self.width_after * self.trained_taps
         if not self.transformed:
             return (not self.tied) * core + self._biases_after
-        return core + self._biases_after + self.train_basis * self.input_basis_size
+        return core + self._biases_after + self.trained_basis_size
 
     @property
     def _biases_after(self) -> int:
@@ -141,6 +141,12 @@ class LayerPlan:
         return 0 if self.rank is None else self.kept_inputs * (self.rank + 1)
 
     @property
+    def trained_basis_size(self) -> int:
+        """What of it is trained: a mean that is not taken off stays zero."""
+        trained = self.train_basis and self.rank is not None
+        return trained * (self.input_basis_size - (not self.centred) * self.kept_inputs)
+
+    @property
     def trained_outputs(self) -> int:
         """Outputs that the trained weight computes: fewer than the layer's where an output basis expands them."""
         return self.kept_outputs if self.output_rank is None else self.groups * self.output_rank
@@ -155,8 +161,7 @@ class LayerPlan:
     @property
     def stored_after(self) -> int:
         """Weights and biases, the bases, and the frozen part of the weight where it stays."""
-        bases = self.basis_size - self.train_basis * self.input_basis_size
-        return self.size_after + bases + self.frozen_size
+        return self.size_after + self.basis_size - self.trained_basis_size + self.frozen_size
 
     @property
     def flops_before(self) -> int | None:

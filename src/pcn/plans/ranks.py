@@ -176,19 +176,19 @@ def _constant(name: str, stats: Statistics) -> str | None:
 
 def few_samples(layer: LayerPlan, stats: Statistics) -> str | None:
     """Say where a layer's input was seen too few times to know all its directions, or even those that are kept."""
-    samples, width = stats.samples(layer.name), layer.in_features // layer.groups
-    seen = f"{samples} samples of {width} inputs"
-    if samples > width:
+    shown, width = stats.shown(layer.name), layer.in_features // layer.groups
+    seen = f"{stats.samples(layer.name)} samples of {width} inputs"
+    if shown >= width:
         return None
-    if is_made_up(layer, samples):
-        return f"{seen} show {samples - 1} directions, and the others of {layer.rank} are made up"
+    if is_made_up(layer, shown):
+        return f"{seen} show {shown} directions, and the others of {layer.rank} are made up"
     return f"{seen}: more samples may show more directions"
 
 
-def is_made_up(layer: LayerPlan, samples: int) -> bool:
-    """Whether a basis holds directions that no sample has shown, while others are lost; a mean takes one sample."""
+def is_made_up(layer: LayerPlan, shown: int) -> bool:
+    """Whether a basis holds more directions than samples have shown, while others are lost."""
     width = layer.in_features // layer.groups
-    return layer.rank is not None and layer.basis != "random" and samples - 1 < layer.rank < width
+    return layer.rank is not None and layer.basis != "random" and shown < layer.rank < width
 
 
 def _kernel_rank(layer: LayerPlan, rule: LayerRule, config: PCNConfig, stats: Statistics | None) -> int | None:

@@ -42,7 +42,7 @@ def of(
     return _report(
         title=title,
         facts=_facts(history) if metrics else ["statistics and a plan" if plan else "statistics; nothing is planned"],
-        spectra=spectra_of(stats, plan),
+        spectra=spectra_of(stats, plan, config=config),
         plan=plan,
         config=_as_chosen(config or PCNConfig(), plan),
         headline=headline.of_run(plan, metrics, None) if metrics else headline.of_plan(plan),

@@ -39,12 +39,14 @@ def _row(layer: LayerPlan, spectra: Spectra, config: PCNConfig, kept: Row | None
         "groups": layer.groups,
         "taps": layer.taps,
         "trained_taps": min(layer.taps, config.kernel_rank or layer.taps),  # with the slider: rules are not in it
+        "bias_after": layer.bias or config.centred,  # likewise
+        "centred": config.centred,
         "bias": layer.bias,
         "in_positions": layer.in_positions,
         "out_positions": layer.out_positions,
         "size": layer.size_before,
         "frozen": layer.frozen,
-        "trains_bias": layer.trains_bias and (layer.bias or config.centres(layer.name)),
+        "trains_bias": layer.trains_bias,
         "trainable": layer.trainable_before,
         "flops": layer.flops_before,
         "activation": None if known is None else known["activation"],

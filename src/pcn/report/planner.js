@@ -48,14 +48,15 @@ function sizesOf(layer, rank, how) {
   }
   const weights = layer.outputs * rank * layer.trained_taps;
   const basis = layer.inputs * (rank + 1);
+  const biases = layer.bias_after ? layer.outputs : 0;
   const patterns = layer.trained_taps < layer.taps ? layer.groups * rank * (layer.trained_taps + 1) * layer.taps : 0;
   const frozen = how.keep_dropped ? layer.outputs * width * layer.taps : 0;
-  const own = weights + layer.outputs + basis + patterns;
-  const trained = layer.frozen ? 0 : weights + (how.train_basis ? basis : 0);
+  const own = weights + biases + basis + patterns;
+  const trained = layer.frozen ? 0 : weights + (how.train_basis ? basis - (layer.centred ? 0 : layer.inputs) : 0);
   const operations = layer.out_positions * (layer.outputs * rank * layer.taps + frozen) + layer.in_positions * layer.inputs * rank;
   return {
     width,
-    trainable: trained + (layer.trains_bias ? layer.outputs : 0),
+    trainable: trained + (layer.trains_bias ? biases : 0),
     stored: own + frozen,
     own,
     flops: known ? 2 * operations : null,
@@ -93,6 +94,11 @@ function planAll(data, choice) {
 }
 
 // Texts to paste. JSON's strings are also Python's and TOML's.
+function inPython(value) {
+  if (typeof value === 'boolean') return value ? 'True' : 'False';
+  return JSON.stringify(value);
+}
+
 function pythonConfig(data, choice) {
   const { rule } = choice;
   const rank = rule.mode === 'share' ? `pcn.ExplainedVariance(${rule.value})` : `pcn.Threshold(${rule.value})`;
@@ -102,7 +108,7 @@ function pythonConfig(data, choice) {
   if (!choice.skipLarger) lines.push('skip_larger=False');
   if (data.config.kernel_rank !== null) lines.push(`kernel_rank=${data.config.kernel_rank}`);
   if (choice.multipleOf !== 1) lines.push(`multiple_of=${choice.multipleOf}`);
-  Object.entries(data.config.how).forEach(([name, value]) => lines.push(`${name}=${value === true ? 'True' : JSON.stringify(value)}`));
+  Object.entries(data.config.how).forEach(([name, value]) => lines.push(`${name}=${inPython(value)}`));
   return lines.length === 1 ? `pcn.PCNConfig(${lines[0]})` : `pcn.PCNConfig(\n    ${lines.join(',\n    ')},\n)`;
 }
 

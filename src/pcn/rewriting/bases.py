@@ -25,8 +25,9 @@ from pcn.warn import warn
 class Basis:
     """A layer's mean (m,) and directions (m, r); what else is there where it is wanted.
 
-    ``variances`` (g, r) are those of the coordinates that the new layer reads, ``total`` (g,) is that of all inputs.
-    Of a layer that reads its input as it is there are mean and ``outputs`` alone.
+    ``variances`` (g, r) are those of the coordinates that the new layer reads, ``total`` (g,) is that of all inputs
+    about their mean. Where that is not taken off, ``mean`` is 0, and ``within`` (m,) is what it is. Of a layer that has
+    an output basis alone there are mean and ``outputs`` alone.
     ``block`` holds the directions of the kept inputs alone (|S|, r), ``dual`` (m, r) leads back from coordinates along
     directions that are not orthonormal, and ``outputs`` (n, s) expands trained outputs. ``patterns`` (g*p, *kernel) are
     those of taps in which directions are read, and ``pattern_mask`` (g*r, taps) how many belong to each of these;
@@ -47,6 +48,7 @@ class Basis:
     pattern_dual: Tensor | None = None
     pattern_variances: Tensor | None = None
     scale: Tensor | None = None
+    within: Tensor | None = None
 
 
 Bases = dict[str, Basis]
@@ -62,7 +64,7 @@ def find_bases(plan: Plan, stats: Statistics, model: nn.Module) -> Bases:
 
 def _warn_of_few_samples(plan: Plan, stats: Statistics) -> None:
     """Warn of bases that are partly made up: what such a layer reads along them is arbitrary."""
-    layers = [layer for layer in plan.transformed if is_made_up(layer, stats.samples(layer.name))]
+    layers = [layer for layer in plan.transformed if is_made_up(layer, stats.shown(layer.name))]
     if layers:
         first = layers[0]
         others = shorten([layer.name for layer in layers[1:]])
@@ -98,8 +100,10 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
         if layer.order == "kept_block":
             block, variances = stats.block_basis(layer.name, kept, layer.rank)
     dual = None if found.back is found.along else found.back.flatten(0, 1)
-    total = stats.spectrum(layer.name).total_variance
+    total = stats.variance(layer.name)
     basis = Basis(stats.mean(layer.name), found.along.flatten(0, 1), variances, total, block, dual, outputs)
+    if not layer.centred:
+        basis = replace(basis, within=stats.mean_within(layer.name))
     if layer.sized_for == "sgd":
         return basis
     return replace(basis, scale=directions.size_for_adam(variances.clamp_min(0).sqrt(), stats.deviations(layer.name)))

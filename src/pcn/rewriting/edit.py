@@ -174,6 +174,7 @@ def _empty(layer: LayerPlan, module: nn.Module) -> PCModule:
         output_rank=layer.output_rank,
         kernel_rank=layer.kernel_rank,
         bias=layer.bias_after,
+        centred=layer.centred,
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
+from pcn.config import PCNConfig
 from pcn.errors import PlanError
 from pcn.rewriting.groups import held_by, members_after
 from pcn.rewriting.optimizer import CARRIED, Kinds, first_state, unknown_entries
@@ -17,9 +18,11 @@ from pcn.warn import warn
 NAMED = 3  # how many parameters a message names
 
 
-def check_could_follow(optimizers: Sequence[Optimizer], layers: Sequence[nn.Module], *, strict: bool) -> None:
+def check_could_follow(
+    optimizers: Sequence[Optimizer], layers: Mapping[str, nn.Module], config: PCNConfig, *, strict: bool
+) -> None:
     """Raise for an optimizer that could follow no plan for these layers, which would show epochs later."""
-    likely = [_any_change(layer) for layer in layers]
+    likely = [_any_change(layer, config.centres(name)) for name, layer in layers.items()]
     for optimizer in optimizers:
         held = held_by([optimizer])
         if likely and all(id(change.old) in held for change in likely):  # whatever is replaced, it has some of it
@@ -112,10 +115,11 @@ def _living(parameters: Sequence[nn.Parameter]) -> list[Optimizer]:
     return [each for each in every if hasattr(each, "param_groups") and not ids.isdisjoint(held_by([each]))]
 
 
-def _any_change(layer: nn.Module) -> Replaced:
+def _any_change(layer: nn.Module, centred: bool) -> Replaced:
     """What any plan would do to a layer, as far as optimizers are concerned."""
     assert isinstance(layer.weight, nn.Parameter)
-    gained = () if layer.bias is not None else (("bias", nn.Parameter(layer.weight.detach().new_zeros(1))),)
+    gains = layer.bias is None and centred
+    gained = (("bias", nn.Parameter(layer.weight.detach().new_zeros(1))),) if gains else ()
     return Replaced(layer.weight, layer.weight, None, gained=gained)
 
 

@@ -90,7 +90,7 @@ def carry_projected(
             bias_value = None if bias_value is None else bias_value.index_select(0, rows.to(value.device))
         squares = entry in SECOND_MOMENTS
         if layer.basis is not None and squares:
-            value = _squares(layer, known, value, bias_value, centred, positions)
+            value = _squares(layer, known, value, bias_value, kept=kept, centred=centred, positions=positions)
         elif layer.basis is not None and layer.mean is not None:
             value = project_first_moment(value, bias_value, layer.mean, layer.basis, kept, groups)
             value = value if (patterns := layer.tap_patterns) is None else coordinates(value, patterns, groups)
@@ -102,7 +102,14 @@ def carry_projected(
 
 
 def _squares(
-    layer: PCModule, known: Basis, value: Tensor, bias_value: Tensor | None, centred: bool, positions: float | None
+    layer: PCModule,
+    known: Basis,
+    value: Tensor,
+    bias_value: Tensor | None,
+    *,
+    kept: Tensor | None,
+    centred: bool,
+    positions: float | None,
 ) -> Tensor:
     """Running means of squares in the coordinates in which a layer reads its input."""
     assert known.mean is not None
@@ -111,8 +118,9 @@ def _squares(
     variances, patterns, spread = known.variances, layer.tap_patterns, known.pattern_variances
     if known.scale is not None:
         variances = variances * known.scale.to(variances).unsqueeze(1) ** 2
-    given = value, bias_value, known.mean, variances, known.total
-    value = second_moment_by_variances(*given, centred=centred, padding=_padding(layer, positions))
+    given = value, bias_value, known.mean if known.within is None else known.within, variances, known.total
+    padding, within = _padding(layer, positions), _within(layer, known, kept)
+    value = second_moment_by_variances(*given, centred=centred, padding=padding, within=within)
     return value if patterns is None or spread is None else along_patterns(value, spread, patterns, layer.groups)
 
 
@@ -131,6 +139,14 @@ def _padding(layer: PCModule, positions: float | None) -> Padding | None:
     assert layer.mean is not None
     assert layer.basis is not None
     return Padding(project_constant(layer.mean, layer.basis, groups).reshape(groups, -1), inside)
+
+
+def _within(layer: PCModule, known: Basis, kept: Tensor | None) -> Tensor | None:
+    """The mean along a layer's directions that it reads with its input; None where it takes the mean off."""
+    if known.within is None or layer.basis is None:
+        return None
+    left = known.within if kept is None else known.within[kept.to(known.within.device)]
+    return project_constant(left, layer.basis.to(left), layer.groups).reshape(layer.groups, -1)
 
 
 def carry_unprojected(layer: PCModule, place: Callable[[Tensor], Tensor]) -> Carry:

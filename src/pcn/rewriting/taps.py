@@ -31,7 +31,7 @@ TapMoments = dict[str, Tensor]
 class Along(NamedTuple):
     """Directions (m, r) along which a layer's input is looked at, from its mean (m,).
 
-    ``variance`` is that of all that was measured, where what is looked at now may be unlike it.
+    ``variance`` is that of all that was measured about its own mean, where what is looked at now may be unlike it.
     """
 
     mean: Tensor

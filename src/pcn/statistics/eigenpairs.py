@@ -42,7 +42,8 @@ class Eigenpairs:
         if self._values is None and not self._answered(question):
             self._pairs = self._solve(question, at_least) or self._pairs
             if not self._answered(question):
-                self._values = [self._denoised(values) for values in eigen.only_values(self.moments.covariance())]
+                found = eigen.only_values(self.moments.covariance())
+                self._values = [self._denoised(values, group) for group, values in enumerate(found)]
         return self._values or [values for values, _ in self._pairs or ()]
 
     def pairs(self, question: Question, at_least: int) -> list[Pair]:
@@ -75,33 +76,47 @@ class Eigenpairs:
         if isinstance(moments, Samples):
             return self._whole(eigen.from_rows(moments.centred(g), moments.degrees) for g in range(moments.groups))
         if few:
-            return self._whole(zip(*eigen.of_rank(moments.covariance(), moments.degrees), strict=True))
+            return self._whole(zip(*eigen.of_rank(moments.covariance(), moments.shown), strict=True))
         if size <= EIGH_SIZE:
             return self._whole(zip(*eigen.full(moments.covariance()), strict=True))
         return None
 
     def _leading(self, question: Question, limit: int) -> list[Pair] | None:
-        totals = self.total_variance
-        self.solvers = self.solvers or [Leading(self.moments, g, total) for g, total in enumerate(totals)]
+        totals = enumerate(self.total_variance)
+        self.solvers = self.solvers or [Leading(self.moments, group, total) for group, total in totals]
         pairs: list[Pair] = []
-        for solver, total in zip(self.solvers, totals, strict=True):
-            found = solver.until(partial(self._answer, question, total), limit)
+        for group, solver in enumerate(self.solvers):
+            found = solver.until(partial(self._answer, question, group), limit)
             if found is None:
                 return None
             pairs.append((found[0], eigen.with_fixed_signs(found[1].T)))
-        answers = [self._answer(question, total, values) for (values, _), total in zip(pairs, totals, strict=True)]
+        answers = [self._answer(question, group, values) for group, (values, _) in enumerate(pairs)]
         self._is_whole = all(answer is None for answer in answers)  # the space was exhausted before the question
         return pairs
 
-    def _answer(self, question: Question, total: Tensor, values: Tensor) -> int | None:
-        return question(self._denoised(values), total)
+    def _answer(self, question: Question, group: int, values: Tensor) -> int | None:
+        return question(self._denoised(values, group), self.total_variance[group])
 
     def _whole(self, pairs: Iterable[Pair]) -> list[Pair]:
         self._is_whole, self.solvers = True, []
         return self._clean(pairs)
 
     def _clean(self, pairs: Iterable[Pair]) -> list[Pair]:
-        return [(self._denoised(values), vectors) for values, vectors in pairs]
+        return [(self._denoised(values, group), vectors) for group, (values, vectors) in enumerate(pairs)]
 
-    def _denoised(self, values: Tensor) -> Tensor:
-        return torch.where(values > self.moments.resolution * values[:1], values, 0)
+    def _denoised(self, values: Tensor, group: int) -> Tensor:
+        return torch.where(values > self._floor(values, group), values, 0)
+
+    def _floor(self, values: Tensor, group: int) -> Tensor:
+        """What rounding may have made: samples are rounded by how they vary, and a mean beside that is exact.
+
+        With m the mean within, the larger of C + mmᵀ's first eigenvalue less |m|² and its second one is C's first, or
+        up to a half less.
+        """
+        largest = values[:1]
+        if not self.moments.from_zero or not len(values):
+            return self.moments.resolution * largest
+        of_mean = self.moments.mean_within()[group].square().sum()
+        varies = torch.cat([largest - of_mean, values[1:2]]).amax()
+        exact = self.moments.width * torch.finfo(values.dtype).eps
+        return torch.maximum(self.moments.resolution * varies, exact * largest)

@@ -43,7 +43,12 @@ class Leading:
         return self._fine.until(enough, limit)
 
     def _fine_solver(self, start: Tensor) -> Krylov:
-        floor = self._moments.resolution / 10
+        resolution, numbers = self._moments.resolution, torch.finfo(self._trace.dtype)
+        if self._moments.from_zero:  # samples are rounded by how they vary, and a mean beside that is exact
+            of_mean = self._moments.mean_within()[self._group].square().sum()
+            varies = 1 - float(of_mean / self._trace.clamp_min(numbers.tiny))
+            resolution = min(resolution, max(resolution * varies, self._moments.width * numbers.eps))
+        floor = resolution / 10
         apply = partial(self._moments.apply, group=self._group)
         return Krylov(apply, self._trace, start, TOLERANCE, floor, probe=self._rough is None)
 

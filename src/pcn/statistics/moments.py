@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import copy
 from functools import cached_property
 from typing import Self
 
@@ -22,14 +23,25 @@ class Moments(ABC):
     groups: int
     width: int
     count: int = 0
+    from_zero = False  # whether squares and products are of distances from 0, and not from the mean
 
     @abstractmethod
     def add(self, block: Tensor) -> Moments:
         """Take a block in; the moments to go on with come back, in another form when this one has grown too large."""
 
     @abstractmethod
+    def sample_mean(self) -> Tensor:
+        """The mean of the samples, (g, w)."""
+
     def mean(self) -> Tensor:
-        """The mean, (g, w)."""
+        """What squares and products are about, (g, w): the samples' mean, or 0."""
+        mean = self.sample_mean()
+        return torch.zeros_like(mean) if self.from_zero else mean
+
+    def mean_within(self) -> Tensor:
+        """The mean (g, w) as far as it is not taken off, by whose squares and products those about 0 are larger."""
+        mean = self.sample_mean()
+        return mean * (self.count / self.degrees) ** 0.5 if self.from_zero else torch.zeros_like(mean)
 
     @abstractmethod
     def variances(self) -> Tensor:
@@ -44,9 +56,14 @@ class Moments(ABC):
         mean = self.mean()
         return self.covariance() * (self.degrees / self.count) + mean.unsqueeze(-1) * mean.unsqueeze(-2)
 
-    @abstractmethod
-    def about_zero(self) -> Moments:
-        """The same samples, with squares and products of their distances from 0 in place of those from their mean."""
+    def about_zero(self) -> Self:
+        """The same samples, with squares and products of their distances from 0 in place of those from their mean.
+
+        Nothing is copied: no further samples may be taken in.
+        """
+        about = copy(self)
+        about.from_zero = True
+        return about
 
     @abstractmethod
     def apply(self, rows: Tensor, group: int) -> Tensor:
@@ -60,6 +77,11 @@ class Moments(ABC):
     @abstractmethod
     def finite(self) -> Tensor:
         """Whether all sums are finite: one boolean on the device, so that asking does not wait for it."""
+
+    @property
+    def shown(self) -> int:
+        """The most directions that the samples can show: a mean that is taken off takes one."""
+        return self.count if self.from_zero else max(0, self.count - 1)
 
     @property
     def degrees(self) -> int:
@@ -116,14 +138,11 @@ class Shifted(Moments):
         """Return the moments of both sets of samples; neither side changes."""
         theirs = other.brought_to(self.pilot)
         sums = [mine + yours.to(mine.device) for mine, yours in zip(self.sums(), theirs, strict=True)]
-        return self.with_sums(self.pilot, self.count + other.count, sums)
+        merged = self.with_sums(self.pilot, self.count + other.count, sums)
+        merged.from_zero = self.from_zero
+        return merged
 
-    def about_zero(self) -> Self:
-        zero = torch.zeros_like(self.pilot)
-        total, *products = self.brought_to(zero)
-        return self.with_sums(zero, self.count, [torch.zeros_like(total), *products])
-
-    def mean(self) -> Tensor:
+    def sample_mean(self) -> Tensor:
         return self.pilot.double() + self.total / self.count
 
     @property
@@ -159,15 +178,20 @@ class Covariance(Shifted):
 
     def covariance(self) -> Tensor:
         centred = self.scatter - self.total.unsqueeze(-1) * (self.total / self.count).unsqueeze(-2)
-        return ((centred + centred.mT) / 2).div_(self.degrees)
+        covariance = ((centred + centred.mT) / 2).div_(self.degrees)
+        if self.from_zero:
+            mean = self.mean_within()
+            covariance += mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        return covariance
 
     def variances(self) -> Tensor:
         centred = self.scatter.diagonal(dim1=-2, dim2=-1) - self.total.square() / self.count
-        return centred.clamp_min(0) / self.degrees
+        return centred.clamp_min(0) / self.degrees + self.mean_within().square()
 
     def apply(self, rows: Tensor, group: int) -> Tensor:
-        total = self.total[group]
-        return (rows @ self.scatter[group] - torch.outer(rows @ total, total / self.count)) / self.degrees
+        total, mean = self.total[group], self.mean_within()[group]
+        centred = (rows @ self.scatter[group] - torch.outer(rows @ total, total / self.count)) / self.degrees
+        return centred.addr_(rows @ mean, mean) if self.from_zero else centred
 
     def finite(self) -> Tensor:
         # An entry off the diagonal is no larger than the two on it that it belongs to.

@@ -19,8 +19,6 @@ PIECE = 2**20  # numbers that are brought to fp64 at a time
 class Samples(Moments):
     """Raw rows (n, g w), in the precision in which they came; what is asked of them is worked out in fp64."""
 
-    from_zero = False  # whether they are taken to have no mean
-
     def __init__(self, groups: int, width: int, parts: list[Tensor]) -> None:
         self.groups, self.width, self.parts = groups, width, parts
         self.count = sum(len(rows) for rows in parts)
@@ -40,6 +38,7 @@ class Samples(Moments):
         joined = Samples.__new__(Samples)
         joined.groups, joined.width, joined.parts = self.groups, self.width, self.parts + other.parts
         joined.count, joined.total = self.count + other.count, self.total + other.total.to(self.total.device)
+        joined.from_zero = self.from_zero
         return joined
 
     def has_room(self, more: int) -> bool:
@@ -51,7 +50,7 @@ class Samples(Moments):
         return [as_block(rows, LINEAR, self.groups) for rows in self.parts]
 
     def centred(self, group: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        """One group's samples minus their mean, (n, w)."""
+        """One group's samples minus their mean, or as they are about 0, (n, w)."""
         whole = self.total.new_empty(self.count, self.width, dtype=dtype)
         start = 0
         for rows in self._rows(group):
@@ -74,13 +73,7 @@ class Samples(Moments):
         # Into memory that is there already: new pages cost more than the products that follow.
         return out.copy_(rows).sub_(self.mean()[group].to(out.dtype))
 
-    def about_zero(self) -> Samples:
-        about = Samples.__new__(Samples)
-        about.groups, about.width, about.parts, about.count = self.groups, self.width, self.parts, self.count
-        about.total, about.from_zero = torch.zeros_like(self.total), True
-        return about
-
-    def mean(self) -> Tensor:
+    def sample_mean(self) -> Tensor:
         return (self.total / self.count).view(self.groups, self.width)
 
     def variances(self) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pcn.errors import StatisticsError
-from pcn.statistics.eigen import nystrom
+from pcn.statistics.eigen import nystrom, with_fixed_signs
 from pcn.statistics.moments import Shifted
 
 DEFAULT_RANK = 512  # directions that a sketch is good for when nobody says how many are wanted
@@ -41,7 +41,8 @@ class Sketch(Shifted):
         self.image += (piece @ (self.test.mT @ piece).mT).sum(0)
 
     def variances(self) -> Tensor:
-        return (self.squares - self.total.square() / self.count).clamp_min(0) / self.degrees
+        centred = (self.squares - self.total.square() / self.count).clamp_min(0) / self.degrees
+        return centred + self.mean_within().square()
 
     def covariance(self) -> Tensor:
         raise StatisticsError(
@@ -53,11 +54,20 @@ class Sketch(Shifted):
         return self.covariance()  # which says why not
 
     def leading(self) -> tuple[Tensor, Tensor]:
-        """Estimate the leading eigenvalues (g, l), descending, and eigenvectors (g, w, l)."""
+        """Estimate the leading eigenvalues (g, l), descending, and eigenvectors (g, w, l).
+
+        Test vectors that were made for directions about the mean tell little of the mean itself, which is known
+        exactly: about 0 it joins what they have found as one more direction.
+        """
         test = self.test.double()
         along = self.total.unsqueeze(-2) @ test / self.count
         image = (self.image - self.total.unsqueeze(-1) * along) / self.degrees
-        return nystrom(test, image, self.resolution)
+        values, vectors = nystrom(test, image, self.resolution)
+        if not self.from_zero:
+            return values, vectors
+        factor = torch.cat([vectors * values.sqrt().unsqueeze(-2), self.mean_within().unsqueeze(-1)], -1)
+        turn, singular, _ = torch.linalg.svd(factor, full_matrices=False)
+        return singular.square(), with_fixed_signs(turn)
 
     def refined(self) -> Sketch:
         """An empty sketch for another pass over the samples, its test vectors the directions found so far."""

@@ -78,9 +78,9 @@ class Statistics:
     mode: Mode = "eval"  # of the model meanwhile
     pool: int | None = None  # side of the squares over which inputs of convolutions were averaged first
     remarks: dict[str, str] = field(default_factory=dict, repr=False)  # what else is to be said of a layer
-    _spectra: dict[str, Spectrum] = field(default_factory=dict, init=False, repr=False)
-    _of_zero_mean: frozenset[str] = field(default=frozenset(), init=False, repr=False)  # activations
-    _about_zero: dict[frozenset[str], Statistics] = field(default_factory=dict, init=False, repr=False)
+    # What was worked out of each of the moments; statistics about zero share it with those that they were made from.
+    _spectra: dict[Moments, Spectrum] = field(default_factory=dict, init=False, repr=False)
+    _about_zero: dict[Moments, Moments] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def mode_without_dropout(self) -> Mode:
@@ -91,9 +91,25 @@ class Statistics:
         """The number of samples of a layer's input: every position and token counts."""
         return self._of(layer).count
 
+    def shown(self, layer: str) -> int:
+        """The most directions of a layer's input that the samples can show."""
+        return self._of(layer).shown
+
     def mean(self, layer: str) -> Tensor:
         """The mean of a layer's input, (inputs,)."""
         return self._of(layer).mean().flatten()
+
+    def mean_within(self, layer: str) -> Tensor:
+        """The mean (inputs,) of a layer's input as far as it is not taken off: of :meth:`about_zero`, else 0.
+
+        The covariance is larger by its products than it would be without it.
+        """
+        return self._of(layer).mean_within().flatten()
+
+    def variance(self, layer: str) -> Tensor:
+        """How much a layer's input varies about its mean in each group, (groups,), be that taken off or not."""
+        moments = self._of(layer)
+        return (moments.variances() - moments.mean_within().square()).clamp_min(0).sum(1)
 
     def deviations(self, layer: str) -> Tensor:
         """The standard deviation of every input of a layer, (groups, width)."""
@@ -121,11 +137,11 @@ class Statistics:
 
     def spectrum(self, layer: str) -> Spectrum:
         """The eigenvalues and eigenvectors of the covariance, found as far as they are asked for."""
-        moments, key = self._of(layer), self.layers[layer]
-        if key not in self._spectra:
+        moments = self._of(layer)
+        if moments not in self._spectra:
             with naming(layer):
-                self._spectra[key] = Spectrum(moments, key)
-        return self._spectra[key]
+                self._spectra[moments] = Spectrum(moments, self.layers[layer])
+        return self._spectra[moments]
 
     def basis(self, layer: str, rank: int) -> Tensor:
         """The leading directions (inputs, rank): orthonormal columns within each group's rows."""
@@ -149,24 +165,27 @@ class Statistics:
     def about_zero(self, layers: Iterable[str]) -> Statistics:
         """The same, but of these layers' inputs as if their mean were 0: E[x xᵀ] in place of the covariance.
 
-        Those of them that read the same activation still share it.
+        Those of them that read the same activation still share it. They are neither saved nor merged.
         """
-        wanted = frozenset(name for name in layers if self.layers.get(name) not in {None, *self._of_zero_mean})
-        if wanted and wanted not in self._about_zero:
-            self._about_zero[wanted] = self._with_zero_mean(wanted)
-        return self._about_zero[wanted] if wanted else self
+        wanted = {name for name in layers if name in self.layers and not self._of(name).from_zero}
+        if not wanted:
+            return self
+        read: dict[str, Moments] = {}
+        for name in self.layers:
+            moments = self._of(name)
+            read[name] = self._about_zero.setdefault(moments, moments.about_zero()) if name in wanted else moments
+        first: dict[Moments, str] = {}
+        layers = {name: first.setdefault(moments, name) for name, moments in read.items()}
+        about = replace(self, layers=layers, moments={name: moments for moments, name in first.items()})
+        about._spectra, about._about_zero = self._spectra, self._about_zero
+        return about
 
-    def _with_zero_mean(self, wanted: frozenset[str]) -> Statistics:
-        first: dict[tuple[str, bool], str] = {}
-        for name, key in self.layers.items():
-            first.setdefault((key, name in wanted), name)
-        layers = {name: first[key, name in wanted] for name, key in self.layers.items()}
-        moments = {
-            own: self.moments[key].about_zero() if moved else self.moments[key] for (key, moved), own in first.items()
-        }
-        made = replace(self, layers=layers, moments=moments)
-        made._of_zero_mean = frozenset(own for (key, moved), own in first.items() if moved or key in self._of_zero_mean)
-        return made
+    def _check_about_the_mean(self, what: str) -> None:
+        name = next((name for name in self.layers if self._of(name).from_zero), None)
+        if name is not None:
+            raise StatisticsError(
+                f"statistics about zero, as {name!r} has, cannot be {what}: take those that about_zero was asked of"
+            )
 
     def merge(self, other: Statistics) -> Statistics:
         """Return the statistics of both sets of samples, as if one pass had seen them all.
@@ -176,6 +195,8 @@ class Statistics:
         """
         from pcn.statistics.merging import merge
 
+        for side in (self, other):
+            side._check_about_the_mean("merged")
         return merge(self, other)
 
     def table(self, rule: Rank | None = None) -> str:
@@ -199,6 +220,7 @@ class Statistics:
         """Write everything into one safetensors file, for :meth:`load`."""
         from pcn.statistics.saved import save
 
+        self._check_about_the_mean("saved")
         save(self, path)
 
     @staticmethod

@@ -97,7 +97,14 @@ def check_same(plan: Plan, own: Plan) -> None:
 
 def _sizes(plan: Plan) -> dict[str, tuple[int | None, ...]]:
     return {
-        layer.name: (layer.rank, layer.output_rank, layer.kept_inputs, layer.kept_outputs, layer.kernel_rank)
+        layer.name: (
+            layer.rank,
+            layer.output_rank,
+            layer.kept_inputs,
+            layer.kept_outputs,
+            layer.kernel_rank,
+            layer.bias_after,
+        )
         for layer in plan.layers.values()
         if layer.changed
     }
@@ -106,6 +113,7 @@ def _sizes(plan: Plan) -> dict[str, tuple[int | None, ...]]:
 def _shown(sizes: tuple[int | None, ...] | None) -> str:
     if sizes is None:
         return "all of its weights"
-    rank, trained, inputs, outputs, patterns = sizes
+    rank, trained, inputs, outputs, patterns, bias = sizes
     kernels = "" if patterns is None else f" in {patterns} patterns"
-    return f"rank {rank} of {inputs} inputs{kernels} and {outputs if trained is None else trained} trained outputs"
+    trains = f"{outputs if trained is None else trained} trained outputs, {'a' if bias else 'no'} bias"
+    return f"rank {rank} of {inputs} inputs{kernels} and {trains}"

@@ -22,6 +22,7 @@ from pcn.plans.fit import check_statistics
 from pcn.plans.making import make_plan
 from pcn.plans.nothing import warn_of_nothing
 from pcn.plans.plan import Plan, check_untransformed, get_plan
+from pcn.plans.ranks import stats_for
 from pcn.rewriting.bases import find_bases
 from pcn.rewriting.optimizer_checks import check_could_follow
 from pcn.rewriting.surgery import averaged, with_average
@@ -139,7 +140,7 @@ class Switch:
         options.check_names(name for name, _, _ in layers)
         free = {name: layer for name, layer, why in layers if why is None and options.excludes(name) is None}
         check_rules(options, free)
-        check_could_follow(optimizers, list(free.values()), strict=self.strict)
+        check_could_follow(optimizers, free, options, strict=self.strict)
         check_some_held(optimizers, base)
         if self.fade:
             check_could_fade(options, free, base)
@@ -278,14 +279,14 @@ class Switch:
 
     def _tell(self, epoch: int, stats: Statistics) -> None:
         """Have the first process tell the logger the effective dimensions."""
-        ranks, rule = self._engine.ranks, dimension_rule(self.options)
+        ranks, rule, own = self._engine.ranks, dimension_rule(self.options), stats_for(self.options, stats)
         ranks.together(
-            lambda: log_dimensions(self.log, epoch, effective_dimensions(stats, rule)) if ranks.rank == 0 else None
+            lambda: log_dimensions(self.log, epoch, effective_dimensions(own, rule)) if ranks.rank == 0 else None
         )
 
     def _watch(self, seen: History, stats: Statistics) -> None:
         """Look how far the subspaces have moved since the last time."""
-        ranks, config = self._engine.ranks, self.options
+        ranks, config, stats = self._engine.ranks, self.options, stats_for(self.options, stats)
         if seen.subspaces:
             seen.movements.append(ranks.from_one(lambda: movement(seen.subspaces, stats, config)))
         seen.subspaces = ranks.together(lambda: leading_subspaces(stats, config))

@@ -11,6 +11,7 @@ from pcn.planner import Measured
 from pcn.planner.budget import Budget
 from pcn.planner.reachable import check_reachable
 from pcn.planner.within import measure_first
+from pcn.plans.ranks import stats_for
 from pcn.running.example import Example
 from pcn.statistics import Statistics, analyze
 from pcn.switching.dimensions import dimension_rule, effective_dimensions
@@ -36,11 +37,12 @@ def look(run: Trainer) -> Statistics | None:
     except PCNError as error:
         run.log("dimensions", error=str(error))
         return None
-    own = replace(stats)  # what the switch finds next does not depend on what was asked here
-    rule = dimension_rule(PCNConfig() if run.switch is None else run.switch.options)
+    config = PCNConfig() if run.switch is None else run.switch.options
+    own = stats_for(config, replace(stats))  # what the switch finds next does not depend on what was asked here
+    rule = dimension_rule(config)
     run.log("dimensions", rule=rank_text(rule), layers=effective_dimensions(own, rule))
     if run.folder is not None:
-        run.folder.write_spectra(spectra_of(own, epoch=run.progress.epoch))
+        run.folder.write_spectra(spectra_of(own, epoch=run.progress.epoch, config=config))
     return stats
 
 
@@ -48,7 +50,8 @@ def keep_spectra(run: Trainer) -> None:
     """Write down what the switch has made its plan from, and let go of it: it may take more memory than a step."""
     switch = run.switch
     if run.folder is not None and switch is not None and switch.statistics is not None:
-        run.folder.write_spectra(spectra_of(switch.statistics, switch.planned, run.progress.epoch))
+        found = spectra_of(switch.statistics, switch.planned, run.progress.epoch, config=switch.options)
+        run.folder.write_spectra(found)
         switch.statistics = None
 
 

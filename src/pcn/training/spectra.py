@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pcn.config import PCNConfig
 from pcn.plans.plan import Plan
 from pcn.statistics import Statistics
 from pcn.statistics.eigenpairs import EIGH_SIZE
@@ -17,15 +18,19 @@ WIDE = 256  # directions that are asked of an activation whose eigenvalues are n
 Spectra = dict[str, Any]
 
 
-def spectra_of(stats: Statistics, plan: Plan | None = None, epoch: int | None = None) -> Spectra:
-    """What is known of the layers that were measured and of what they read.
+def spectra_of(
+    stats: Statistics, plan: Plan | None = None, epoch: int | None = None, *, config: PCNConfig | None = None
+) -> Spectra:
+    """What is known of the layers that were measured and of what they read, with its mean where that is not taken off.
+
+    That goes by the configuration without its rules for single layers, which a report's slider does not have either.
 
     Eigenvalues stand in descending order, group by group; ``complete`` says that those left out are 0. A plan that
     was made from the statistics has found more of them than would be looked for otherwise. A layer of whose input less
     than two samples were seen, as of an expert that is hardly chosen, has no spectrum.
     """
-    if plan is not None:
-        stats = stats.about_zero(layer.name for layer in plan.transformed if not layer.centred)
+    if config is not None and not config.centred:
+        stats = stats.about_zero(stats.layers)
     seen = {name: key for name, key in stats.layers.items() if stats.samples(key) > 1}
     unseen = dict.fromkeys((name for name in stats.layers if name not in seen), FEW)
     activations = dict.fromkeys(seen.values())
