@@ -9,8 +9,9 @@ about as many as the PCN with its bases: narrower ones from scratch, and the wid
 SVD after 150 steps, all but the last layer's, to the same share of the full rank. What coordinates that are sized for
 Adam give by themselves is shown by a narrow Llama, and the wide one, that are rewritten in all of them; that gives
 layers biases, which a narrow Llama with such, from scratch, stands beside. Where inputs are not centred no layer gains
-a bias, and folding gives the Llama back as it was. Each has the best of the learning rates, by
-the loss of a seed of its own on held-out bytes; other bytes are the test.
+a bias, and folding gives the Llama back as it was. A budget that is two-sided chooses for every layer whether inputs or
+outputs get a basis. Each has the best of the learning rates, by the loss of a seed of its own on held-out bytes; other
+bytes are the test.
 Results: benchmarks/results/small_llama.json
 """
 
@@ -57,8 +58,9 @@ NARROW_ROTATED, ROTATED = (
 )
 UNCENTRED = {name: f"{name}, not centred" for name in (PCN, NARROW_ROTATED, ROTATED)}
 AS_STORED = (NARROW_STORED, LOW_RANK_STORED)  # as large as the PCN of the grid at its best rate
+EITHER_SIDE = "PCN within a budget, on either side"
 BESIDE = (PARENT, PCN, NARROW, BIASED, NARROW_ROTATED, NARROW_STORED, LOW_RANK, LOW_RANK_STORED, ROTATED)
-NETWORKS = (*BESIDE, *UNCENTRED.values())
+NETWORKS = (*BESIDE, *UNCENTRED.values(), EITHER_SIDE)
 
 
 def llama(hidden: int = HIDDEN, inner: int = INNER, *, biases: bool = False) -> nn.Module:
@@ -127,6 +129,7 @@ def switching(each: Run, model: nn.Module, data: Tensor) -> Switch | None:
     plainly = pcn.Budget(params=each.limit, config=pcn.PCNConfig(centred=False))
     changes: Mapping[str, Callable[..., None]] = {
         PCN: partial(compress, asked=pcn.Budget(params=each.limit)),
+        EITHER_SIDE: partial(compress, asked=pcn.Budget(params=each.limit, two_sided=True)),
         NARROW_ROTATED: partial(compress, asked=in_all),
         ROTATED: partial(compress, asked=in_all),
         UNCENTRED[PCN]: partial(compress, asked=plainly),
