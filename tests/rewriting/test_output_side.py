@@ -79,6 +79,24 @@ def test_it_keeps_the_mean_of_what_comes_out_and_most_of_its_variance() -> None:
     assert model[0].bias is None
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 5), st.integers(2, 9), st.integers(2, 9), st.integers(0, 99))
+def test_no_input_directions_of_that_number_lose_less(rank: int, inputs: int, outputs: int, seed: int) -> None:
+    rank = min(rank, inputs, outputs - 1)
+    torch.manual_seed(seed)
+    layer = nn.Linear(inputs, outputs).double()
+    x = torch.randn(200, inputs, dtype=torch.double) @ torch.randn(inputs, inputs, dtype=torch.double) + 1
+
+    def lost(**how: Any) -> float:
+        model = nn.Sequential(copy.deepcopy(layer))
+        pcn.compress_(model, [x], pcn.PCNConfig(skip_larger=False, **how))
+        return float((model(x) - layer(x)).detach().square().sum())
+
+    least = lost(rank=rank, basis="response")
+    assert lost(rank=None, output_rank=rank) == pytest.approx(least, rel=1e-5, abs=1e-9)
+    assert lost(rank=rank) >= least * (1 - 1e-5) - 1e-9
+
+
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("options", COMBINED)
 def test_counts_files_and_plain_layers(kind: str, options: dict[str, Any], tmp_path: Path) -> None:

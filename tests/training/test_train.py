@@ -199,6 +199,16 @@ def test_a_budget_and_the_best_weights(tmp_path: Path, capsys: pytest.CaptureFix
     assert accuracies[result["best_epoch"]] == result["validation_accuracy"]
 
 
+def test_bases_of_outputs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--rank", "none", "--output-rank", "0.25", "--switch-at", "1"]
+    assert main([*[f for f in SMALL if f not in ("--rank", "0.25")], *flags, "--out", str(tmp_path), "--json"]) == 0
+    capsys.readouterr()
+    plan = pcn.Plan.from_json((tmp_path / "plan.json").read_text())
+    assert plan.transformed
+    assert all(layer.rank is None and layer.output_rank for layer in plan.transformed)
+    assert (tmp_path / "report.html").exists()
+
+
 def test_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--out", str(tmp_path / "run"), "--switch-at", "1"]) == 0
     shown = capsys.readouterr().out

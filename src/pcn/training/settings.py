@@ -65,7 +65,7 @@ class Settings:
     warmup_factor: float | None = option(None, "stay at this share of the rate in them instead")
     pcn: str | None = switch_option(None, "a PCN of the paper by name (conv4-pcn, wide_resnet20-pcn1, ...)")
     rank: str | None = switch_option(
-        None, 'a number, a fraction of the width, "variance > 0.1", or "95%" of the variance'
+        None, 'a number, a fraction of the width, "variance > 0.1", "95%" of the variance, or none: inputs as they are'
     )
     params: str | float | None = switch_option(
         None, "a budget of trainable parameters: a number (1 is one), or a fraction of the model's (1.0 or 100% is all)"
