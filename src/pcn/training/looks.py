@@ -38,9 +38,9 @@ def look(run: Trainer) -> Statistics | None:
         run.log("dimensions", error=str(error))
         return None
     config = PCNConfig() if run.switch is None else run.switch.options
-    own = stats_for(config, replace(stats))  # what the switch finds next does not depend on what was asked here
+    own = replace(stats)  # what the switch finds next does not depend on what was asked here
     rule = dimension_rule(config)
-    run.log("dimensions", rule=rank_text(rule), layers=effective_dimensions(own, rule))
+    run.log("dimensions", rule=rank_text(rule), layers=effective_dimensions(stats_for(config, own), rule))
     if run.folder is not None:
         run.folder.write_spectra(spectra_of(own, epoch=run.progress.epoch, config=config))
     return stats
