@@ -133,6 +133,22 @@ def test_the_slider_gives_what_the_planner_gives_after_a_run_with_patterns(
     shown = browser.text("#layers")
     for layer in patterned:
         assert f"This run reads each direction in {layer.kernel_rank} of 9 patterns" in shown
+
+
+def test_bases_of_outputs_are_told(browser: Browser, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 10))
+    stats = pcn.analyze(model, [torch.rand(64, 20)])
+    rules = {"0": pcn.LayerRule(output_rank=5), "2": pcn.LayerRule(rank=7, output_rank=4)}
+    plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=None, layers=rules, skip_larger=False))
+    browser.visit(write_report(tmp_path / "report.html", of(stats, plan, pcn.PCNConfig(skip_larger=False))))
+    outputs_alone, both, whole = (browser.text(f"[data-layer='{name}']") for name in ("0", "2", "4"))
+    assert "all 20" in outputs_alone
+    assert "This run trains 5 of 16 outputs, which a basis expands. This run: no rank asked for." in outputs_alone
+    assert "7 of 16" in both
+    assert "This run trains 4 of 12 outputs" in both
+    assert "as it is" in whole
+    assert browser.problems() == []
     assert browser.problems() == []
 
 

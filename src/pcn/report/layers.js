@@ -11,7 +11,9 @@ function showLayer(layer) {
   const why = element('p', 'why'), spectrum = element('div', 'spectrum');
   if (layer.kept) {
     const kept = bar('this run', '');
-    kept.update(layer.kept.rank, width, layer.kept.rank === null ? 'as it is' : `${count(layer.kept.rank)} of ${count(width)}`);
+    const { rank, outputs, trained_outputs: trained } = layer.kept;
+    if (rank === null && trained < outputs) kept.update(width, width, `all ${count(width)}`);
+    else kept.update(rank, width, rank === null ? 'as it is' : `${count(rank)} of ${count(width)}`);
     body.append(kept.node);
   }
   const tried = layer.activation === null ? null : bar('slider', 'try');
@@ -39,6 +41,7 @@ function updateLayer(row, plan) {
   const { kept } = row.layer;
   const said = [];
   if (kept && kept.outputs !== row.layer.outputs) said.push(`This run keeps ${count(kept.outputs)} of ${count(row.layer.outputs)} outputs.`);
+  if (kept && kept.trained_outputs < kept.outputs) said.push(`This run trains ${count(kept.trained_outputs)} of ${count(kept.outputs)} outputs, which a basis expands.`);
   if (kept && kept.patterns !== null) said.push(`This run reads each direction in ${count(kept.patterns)} of ${count(row.layer.taps)} patterns, on average.`);
   if (kept && kept.reason) said.push(`This run: ${kept.reason}.`);
   if (kept && kept.note) said.push(`Note: ${kept.note}.`);

@@ -61,6 +61,7 @@ def _kept(layer: LayerPlan) -> Row:
         "patterns": layer.kernel_rank,
         "inputs": layer.kept_inputs,
         "outputs": layer.kept_outputs,
+        "trained_outputs": layer.trained_outputs,
         "trainable": layer.trainable_after,
         "stored": layer.stored_after,
         "flops": layer.flops_after,
