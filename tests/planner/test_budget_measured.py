@@ -117,7 +117,8 @@ def test_more_of_anything_is_never_worth_less(data: st.DataObject, unit: str, li
     model, _, stats, _ = network()
     measured, worth = with_times(data), []
     for amount in (limit, min(1.0, limit + more)):
-        budget = pcn.Budget(**{unit: amount}, step=2)
+        # By the response, which is what is compared: other worths are handed out by have others to rise.
+        budget = pcn.Budget(**{unit: amount}, step=2, worth=pcn.Response(), patterns=False)
         try:
             worth.append(worth_of(pcn.make_plan(model, stats, budget, graph=graph(), measured=measured)))
         except pcn.ConfigError:

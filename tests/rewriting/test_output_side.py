@@ -17,6 +17,8 @@ from new_coordinates import MODELS, batch, loss_of
 from pcn.fusion import fuse_
 from pcn.layers import canonical_weight
 from pcn.nn import PCConv2d, PCLinear, PCModule
+from pcn.statistics import forms
+from pcn.statistics.sketch import Sketch
 
 HALF = {"rank": None, "output_rank": 0.5, "skip_larger": False}
 COMBINED = [{}, {"centred": False}, {"keep_dropped": True}, {"basis": "random"}]
@@ -209,6 +211,31 @@ def test_layers_that_would_not_get_smaller_stay() -> None:
         "output rank 4 of 8 would not make it smaller, the basis included (skip_larger=False insists)"
     )
     assert plan.layers["2"].reason == "no rank asked for, and all of its outputs are to be trained"
+
+
+def test_directions_that_no_sample_shows_are_told() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64)).double(), torch.randn(10, 64).double()
+    stats, config = pcn.analyze(model, [x]), pcn.PCNConfig(rank=None, output_rank=32, skip_larger=False)
+    plan = pcn.make_plan(model, stats, config)
+    assert plan.layers["0"].note == "10 samples of 64 inputs show 9 directions, and the others of 32 are made up"
+    with pytest.warns(UserWarning, match="and the others of 32 are made up; give more calibration batches"):
+        plan.apply_(model, stats)
+    narrow = nn.Sequential(nn.Linear(8, 64)).double()
+    plan = pcn.make_plan(narrow, pcn.analyze(narrow, [torch.randn(100, 8).double()]), config)
+    assert plan.layers["0"].note is None  # more directions than inputs hold nothing, and lose nothing
+
+
+def test_what_is_known_of_very_wide_inputs_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "LARGEST_COVARIANCE", 16)
+    monkeypatch.setattr(forms, "COVARIANCE_WIDTH", 16)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 16)).double()
+    x = torch.randn(500, 6).double() @ torch.randn(6, 64).double() + 1
+    stats, before = pcn.analyze(model, list(x.split(100)), max_rank=32), model(x)
+    assert isinstance(stats.moments["0"], Sketch)
+    pcn.make_plan(model, stats, pcn.PCNConfig(rank=None, output_rank=6, skip_larger=False)).apply_(model, stats)
+    torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-5)
 
 
 def test_fused_models_run_it_as_it_is() -> None:

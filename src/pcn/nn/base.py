@@ -185,7 +185,7 @@ class PCModule(Transformed):
             said += f", output_rank={self.output_rank}"
         if self.kernel_basis is not None:
             said += f", kernel_rank={self.kernel_rank}"
-        if self.bias is not None and not self.centred:
+        if self.mean is not None and self.bias is not None and not self.centred:
             said += ", centred=False"
         if self.train_basis:
             said += ", train_basis=True"

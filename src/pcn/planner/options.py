@@ -64,9 +64,12 @@ def forms(
         yield Option(None, None, prices.after(replace(layer, rank=None, output_rank=None, kernel_rank=None)))
     width, outputs = layer.kept_inputs // layer.groups, layer.kept_outputs // layer.groups
     ranks = multiples(step, width, floor * width)
-    fewer = multiples(step, outputs - 1) if two_sided else ()
-    alone = ((None, trained, None) for trained in multiples(step, outputs - 1, floor * outputs))
-    for rank, trained, read in (*product(ranks, (None, *fewer), patterns), *(alone if whole and two_sided else ())):
+    fewer = steps_of_outputs(step, outputs) if two_sided else ()
+    alone = steps_of_outputs(step, outputs, floor) if whole and two_sided else ()
+    inputs = product(ranks, (None, *fewer), patterns)
+    for rank, trained, read in (*inputs, *((None, trained, None) for trained in alone)):
+        if rank == width and trained in alone and read is None:
+            continue  # reading its inputs as they are does the same for less
         planned = replace(layer, rank=rank, output_rank=trained, kernel_rank=read)
         if only_smaller and (planned.is_slower or planned.is_larger):
             continue
@@ -85,6 +88,15 @@ def multiples(step: int, most: int, least: float = 0.0) -> Sequence[int]:
     """
     first = max(1, math.ceil(least / step - ROUNDING)) * step
     return range(first, most + 1, step) or ((most,) if most else ())
+
+
+def steps_of_outputs(step: int, outputs: int, floor: float = 0.0) -> Sequence[int]:
+    """Numbers of trained outputs: multiples of a step, fewer than there are, and at least this share of them.
+
+    >>> list(steps_of_outputs(8, 24)), list(steps_of_outputs(8, 8)), list(steps_of_outputs(8, 30, 0.5))
+    ([8, 16], [], [16, 24])
+    """
+    return range(max(1, math.ceil(floor * outputs / step - ROUNDING)) * step, outputs, step)
 
 
 def output_shares(weight: Tensor, variances: Tensor, vectors: Tensor, step: int) -> Tensor:

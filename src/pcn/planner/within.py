@@ -103,7 +103,7 @@ def plan_within(
     }
     explained = {name: with_next_step(plan.layers[name], each, stuck.get(name)) for name, each in answer.served.items()}
     for name, layer in plan.layers.items():
-        if layer.frozen and layer.reason == NO_RANK:
+        if layer.frozen and layer.reason == NO_RANK and not layer.transformed:
             explained[name] = replace(layer, reason=FROZEN)
     changed = {name: why for name, why in untold.items() if name in explained and explained[name].changed}
     explained |= {name: explained[name].with_note(why) for name, why in changed.items()}

@@ -102,7 +102,7 @@ def _with_unseen(layers: dict[str, LayerPlan], reads: Reads) -> dict[str, LayerP
     if reads.unseen is None:
         return layers
     unseen = f"whether its weight is used elsewhere in train mode is unknown: {reads.unseen}"
-    return {name: layer if layer.rank is None else layer.with_note(unseen) for name, layer in layers.items()}
+    return {name: layer.with_note(unseen) if layer.transformed else layer for name, layer in layers.items()}
 
 
 def _requests(config: PCNConfig, layers: Mapping[str, LayerPlan]) -> list[Request]:

@@ -69,7 +69,7 @@ class Plan:
     @property
     def needs_gradients(self) -> bool:
         """Whether it is applied with statistics that come from ``analyze(..., gradients=True)``."""
-        return any(layer.basis == "balanced" for layer in self.transformed)
+        return any(layer.basis == "balanced" and layer.rank is not None for layer in self.transformed)
 
     @property
     def trainable_before(self) -> int:

@@ -116,7 +116,7 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
     )
     if reason is not None or not rule.transforms:
         return replace(layer, reason=reason or NO_RANK)
-    planned = _with_outputs(layer, rule, config) if rule.rank is None else _with_inputs(layer, rule, config, stats)
+    planned = (_with_outputs if rule.rank is None else _with_inputs)(layer, rule, config, stats)
     if not planned.transformed:
         return planned
     if config.skip_larger and not exact and planned.is_larger:
@@ -128,13 +128,14 @@ def _with_rank(layer: LayerPlan, stats: Statistics | None, config: PCNConfig, re
     return replace(planned, activation=None if stats is None else stats.layers[layer.name])
 
 
-def _with_outputs(layer: LayerPlan, rule: LayerRule, config: PCNConfig) -> LayerPlan:
+def _with_outputs(layer: LayerPlan, rule: LayerRule, config: PCNConfig, stats: Statistics | None) -> LayerPlan:
     """A layer that reads its input as it is, and trains fewer outputs behind a basis."""
     assert rule.output_rank is not None
     count = _output_rank(layer, rule.output_rank, config)
     if count is None:
         return replace(layer, reason=f"{NO_RANK}, and all of its outputs are to be trained")
-    return replace(layer, reason=NO_RANK, output_rank=count)
+    planned = replace(layer, reason=NO_RANK, output_rank=count)
+    return planned if stats is None else replace(planned, note=_constant(layer.name, stats) or _made_up(planned, stats))
 
 
 def _with_inputs(layer: LayerPlan, rule: LayerRule, config: PCNConfig, stats: Statistics | None) -> LayerPlan:
@@ -177,18 +178,33 @@ def _constant(name: str, stats: Statistics) -> str | None:
 def few_samples(layer: LayerPlan, stats: Statistics) -> str | None:
     """Say where a layer's input was seen too few times to know all its directions, or even those that are kept."""
     shown, width = stats.shown(layer.name), layer.in_features // layer.groups
-    seen = f"{stats.samples(layer.name)} samples of {width} inputs"
     if shown >= width:
         return None
-    if is_made_up(layer, shown):
-        return f"{seen} show {shown} directions, and the others of {layer.rank} are made up"
-    return f"{seen}: more samples may show more directions"
+    seen = f"{stats.samples(layer.name)} samples of {width} inputs"
+    return _made_up(layer, stats) or f"{seen}: more samples may show more directions"
+
+
+def _made_up(layer: LayerPlan, stats: Statistics) -> str | None:
+    """Say where a basis holds directions that no sample has shown."""
+    shown, width = stats.shown(layer.name), layer.in_features // layer.groups
+    if not is_made_up(layer, shown):
+        return None
+    seen = f"{stats.samples(layer.name)} samples of {width} inputs"
+    asked = layer.output_rank if layer.rank is None else layer.rank
+    return f"{seen} show {shown} directions, and the others of {asked} are made up"
 
 
 def is_made_up(layer: LayerPlan, shown: int) -> bool:
-    """Whether a basis holds more directions than samples have shown, while others are lost."""
+    """Whether a basis holds more directions than samples have shown, while others are lost.
+
+    Of outputs they show as many in every tap.
+    """
     width = layer.in_features // layer.groups
-    return layer.rank is not None and layer.basis != "random" and shown < layer.rank < width
+    if layer.basis == "random" or shown >= width:
+        return False
+    if layer.rank is None:
+        return layer.output_rank is not None and shown * layer.taps < layer.output_rank
+    return layer.rank < width and shown < layer.rank
 
 
 def _kernel_rank(layer: LayerPlan, rule: LayerRule, config: PCNConfig, stats: Statistics | None) -> int | None:

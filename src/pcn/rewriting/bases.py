@@ -112,7 +112,7 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
 def _outputs(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Tensor:
     """The output basis (n, s) of a layer that reads its input as it is."""
     assert layer.output_rank is not None
-    weight = by_group(weight_of(plan, layer, model).double(), layer.groups)
+    weight = by_group(weight_of(plan, layer, model).to(stats.mean(layer.name)), layer.groups)
     covariance = directions.output_covariance(weight, stats.moments[stats.layers[layer.name]])
     if layer.basis == "random":
         return directions.random(covariance, layer.output_rank, layer.name).along.flatten(0, 1)

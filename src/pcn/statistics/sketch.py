@@ -51,7 +51,9 @@ class Sketch(Shifted):
         )
 
     def apply(self, rows: Tensor, group: int) -> Tensor:
-        return self.covariance()  # which says why not
+        """Multiply by what the leading directions hold of the covariance: nothing else of it is known."""
+        values, vectors = (found[group].to(rows) for found in self.leading())
+        return (rows @ vectors * values) @ vectors.mT
 
     def leading(self) -> tuple[Tensor, Tensor]:
         """Estimate the leading eigenvalues (g, l), descending, and eigenvectors (g, w, l).
