@@ -333,6 +333,10 @@ def test_the_small_llamas_end_as_far_apart_as_is_said() -> None:
     assert f"so rewritten {apart(each.PARENT, each.ROTATED)} below itself" in page
     assert f"ends {apart(each.LOW_RANK, each.NARROW)} above the narrower Llama" in page
     assert f"ends {apart(each.LOW_RANK_STORED, each.PCN)} above the PCN" in page
+    ours, wide = (apart(name, each.UNCENTRED[name]) for name in (each.PCN, each.ROTATED))
+    assert f"The PCN then ends {ours} lower, and the wide Llama in its coordinates {wide}: level" in page
+    either, above_narrow = apart(each.EITHER_SIDE, each.PCN), apart(each.EITHER_SIDE, each.NARROW)
+    assert f"ends {either} above the PCN and {above_narrow} above the narrower Llama" in page
 
 
 def test_the_wide_network_ends_in_its_coordinates_as_is_said() -> None:
