@@ -62,7 +62,7 @@ package: $(VENV)/.installed-package ## build wheel and sdist, and try both in an
 benchmark: $(VENV)/.installed-test ## measure the analysis; results land in benchmarks/results
 	$(BIN)/python benchmarks/analysis.py
 
-comparison: $(VENV)/.installed-test ## bring docs/comparison.md up to benchmarks/results
+comparison: $(VENV)/.installed-test ## bring the comparison's pages up to benchmarks/results
 	$(BIN)/python benchmarks/peers_report.py --write
 
 experiments: $(VENV)/.installed-test ## run what is missing of the paper's experiments, on a GPU (DATA=folder)

@@ -1,7 +1,7 @@
 """Print what came out of the comparison and of the search for a planner; ``--write`` brings the documentation up to it.
 
 python benchmarks/peers_report.py
-python benchmarks/peers_report.py --write              docs/comparison.md, README.md, and docs/figures
+python benchmarks/peers_report.py --write              docs/comparison.md, docs/trials.md, README.md, docs/figures
 """
 
 from __future__ import annotations

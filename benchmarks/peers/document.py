@@ -9,8 +9,12 @@ from peers import BENCHMARKS
 from peers.report import drawn, tables
 from peers.results import Results
 
-COMPARISON, README = BENCHMARKS.parent / "docs" / "comparison.md", BENCHMARKS.parent / "README.md"
-PARTS = {"comparison": COMPARISON, "search": COMPARISON, "short comparison": README}  # each part's document
+ROOT = BENCHMARKS.parent
+PARTS = {  # each part's document
+    "comparison": ROOT / "docs" / "comparison.md",
+    "search": ROOT / "docs" / "trials.md",
+    "short comparison": ROOT / "README.md",
+}
 
 
 def comparison_part(results: Results) -> str:

@@ -34,5 +34,5 @@ def test_the_documentation_shows_what_was_planned() -> None:
     import plans_by_epoch as script
     from records import Records
 
-    page = (Path(__file__).parents[2] / "docs" / "comparison.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "trials.md").read_text()
     assert script.table(Records(script.RESULT).records) in page

@@ -110,12 +110,6 @@ def test_weights_decay_up_to_the_switch_alone_where_that_is_asked(options: argpa
     assert decays("fresh optimizer without decay") == [(epoch, 5e-4 if epoch <= 2 else 0.0) for epoch in range(1, 7)]
 
 
-def test_the_page_has_the_table() -> None:
-    import rewriting_trials as each
-
-    assert each.table(all_records()) in page()
-
-
 def test_the_page_says_which_arms_are_above_and_below_the_default() -> None:
     import rewriting_trials as each
 
@@ -183,10 +177,7 @@ def differences(name: str, arm: str) -> list[float]:
 
 
 def page() -> str:
-    """The page with the table."""
-    pages = ((ROOT / "docs") / name for name in ("comparison.md", "planner.md"))
-    texts = (each.read_text(encoding="utf-8") for each in pages)
-    return next(text for text in texts if "<!-- python benchmarks/rewriting_trials.py --table -->" in text)
+    return (ROOT / "docs" / "trials.md").read_text(encoding="utf-8")
 
 
 def all_records() -> list[dict[str, Any]]:

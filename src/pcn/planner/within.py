@@ -34,7 +34,7 @@ from pcn.rewriting.taps import TapMoments, look_at_taps
 from pcn.running.example import Batches, Example, Forward
 from pcn.statistics import Statistics
 
-WHITENED = 1.0  # docs/comparison.md has the trials
+WHITENED = 1.0  # docs/trials.md
 
 
 def fit_budget(
