@@ -12,7 +12,7 @@
 Records that are there already are skipped unless --again is given, so that a run that was stopped goes on. All networks
 of one record are timed in the same run. Each has a process of its own; side by side they compile, and in turn, while
 all others wait, they find the fastest form of every layer and are timed: forward, backward and optimizer in bf16 as one
-CUDA graph, in the fastest of two or three ways to compile; on a CPU in fp32 as PyTorch runs it, channels last. A
+CUDA graph, in the fastest of two or three ways to compile; on a CPU in fp32, channels last, compiled or not. A
 process that takes too long is stopped and costs no other. Results are saved as they come, those of a CPU in
 step_time_cpu.json.
 """
@@ -34,6 +34,7 @@ from pcn.fusion import FORMS
 from pcn.training.step import training_dtype
 from pcn.whole_files import write_whole
 from step_time_jobs import (
+    CPU_WAYS,
     WAYS,
     Job,
     Result,
@@ -94,7 +95,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--forms", choices=("fastest", *FORMS), default="fastest", help="of the PCN's layers")
     parser.add_argument("--beside", nargs="*", choices=BESIDE, default=BESIDE, help="what is timed with parent and PCN")
-    parser.add_argument("--ways", nargs="+", choices=WAYS["parent"], default=("whole", "blocks"), help="of compiling")
+    ways = *CPU_WAYS[:1], *WAYS["parent"]
+    parser.add_argument("--ways", nargs="+", choices=ways, default=("eager", "whole", "blocks"), help="of compiling")
     parser.add_argument("--batches", nargs="+", type=int, metavar="N", help="samples, in place of the usual numbers")
     parser.add_argument("--turn", type=float, default=LIMITS_S["turn"], help="seconds of a process for one turn")
     parser.add_argument("--together", type=int, metavar="N", help="networks got ready side by side; by time otherwise")
@@ -236,7 +238,7 @@ class Run:
     def _ways(self, network: Network, role: str) -> list[str]:
         """How a network is compiled: block by block where it has blocks that are alike."""
         if not self.setting.cuda:
-            return ["whole"]
+            return [way for way in CPU_WAYS if way in self.setting.ways] or [CPU_WAYS[0]]
         ways = [way for way in WAYS[role] if way in self.setting.ways] or list(WAYS[role][:1])
         return ways if network.has_blocks else ["whole" if way == "blocks" else way for way in ways]
 
@@ -259,9 +261,8 @@ class Run:
         forms = report.pop("forms")
         if forms:
             self.results.held["forms"][f"{job.model} {job.batch}"] = forms
-        if self.setting.cuda:
-            way = {"network": job.model, "role": job.role, "batch": job.batch, "way": job.way}
-            self.results.put("ways", tuple(way), way | {key: report[key] for key in ("ms", "energy_j", "compiled_s")})
+        way = {"network": job.model, "role": job.role, "batch": job.batch, "way": job.way}
+        self.results.put("ways", tuple(way), way | {key: report[key] for key in ("ms", "energy_j", "compiled_s")})
         best = self.found.get(job.part)
         if best is None or report["ms"] < best["ms"]:
             self.found[job.part] = report

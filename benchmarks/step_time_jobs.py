@@ -36,6 +36,7 @@ WAYS: dict[str, tuple[str, ...]] = {  # of compiling, for each part of a record;
     "parent_our_bn": ("whole",),
     "pcn_unfused": ("blocks",),
 }
+CPU_WAYS = ("eager", "whole")  # of every part
 STEPS = 9  # on a CPU
 SETTINGS = Settings(learning_rate=0.01, momentum=0.9, weight_decay=1e-4)
 Result = dict[str, Any]
@@ -49,7 +50,7 @@ class Setting:
     forms: str = "fastest"
     roles: tuple[str, ...] = tuple(WAYS)
     stages: int | None = None
-    ways: tuple[str, ...] = ("whole", "blocks")
+    ways: tuple[str, ...] = ("eager", "whole", "blocks")
     tuned: tuple[str, ...] = ()  # kernels whose launches are timed; all where none is named
 
     @property
@@ -121,7 +122,7 @@ def kernel_rows(setting: Setting, batch: int, stage: tuple[int, int, int], bandw
 
 
 class CompiledStep(Step):
-    """A step compiled block by block or as a whole; as a whole perhaps with small kernels put together, or tuned."""
+    """A step compiled block by block or as a whole, perhaps with small kernels put together, or tuned; or as it is."""
 
     def __init__(self, way: str, *arguments: Any, **keywords: Any) -> None:
         self.way = way
@@ -154,7 +155,7 @@ def set_up(setting: Setting, job: Job, *, captured: bool = True) -> Step:
     print(f"{job}: built and fused in {time.monotonic() - began:.1f} s", flush=True)  # what follows may take minutes
     optimizer = make_optimizer(model, SETTINGS, graphed=setting.cuda)
     graphed = captured and setting.cuda
-    step = CompiledStep(job.way, model, optimizer, images, labels, compiled=setting.cuda, graphed=graphed)
+    step = CompiledStep(job.way, model, optimizer, images, labels, compiled=job.way != "eager", graphed=graphed)
     if setting.cuda and not captured:
         start_state_(optimizer)
         step._run()

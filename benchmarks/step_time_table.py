@@ -49,6 +49,7 @@ UNFUSED: list[Column] = [
     ("PCN / parent", _number("ratio", 3)),
 ]
 WAYS = {
+    "eager": "not compiled, ms",
     "whole": "as a whole, ms",
     "blocks": "block by block, ms",
     "combined": "small kernels put together, ms",
@@ -92,9 +93,9 @@ def tables(path: Path = RESULTS) -> str:
 
 
 def ways_table(rows: list[Row]) -> str:
-    """Milliseconds by how the step is compiled, of what has been compiled with tuned launches too."""
+    """Milliseconds by how the step is compiled, of what has run with tuned launches, or not compiled, too."""
     held = {(row["network"], row["role"], row["batch"], row["way"]): row["ms"] for row in rows}
-    tried = list(dict.fromkeys(key[:3] for key in held if (*key[:3], "tuned") in held))
+    tried = list(dict.fromkeys(key[:3] for key in held if {(*key[:3], "tuned"), (*key[:3], "eager")} & held.keys()))
     names = [way for way in WAYS if any((*each, way) in held for each in tried)]
 
     def shown(network: str, role: str, batch: int) -> list[str]:

@@ -37,7 +37,8 @@ def run(step_time: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         yield from task(*arguments)
 
     monkeypatch.setattr(step_time, "watched", inline)
-    return step_time.Run(step_time.Setting("cpu", True, tmp_path), tmp_path / "step_time.json", seconds=100.0)
+    setting = step_time.Setting("cpu", True, tmp_path, ways=("eager",))  # to compile takes a minute
+    return step_time.Run(setting, tmp_path / "step_time.json", seconds=100.0)
 
 
 def test_records_have_the_promised_fields_and_are_kept(
@@ -70,6 +71,16 @@ def test_ways_of_compiling_are_those_of_the_compiler(run: Any, monkeypatch: pyte
         step._compile()
     on = {way: {name for name, value in how.items() if value} for way, how in asked.items()}
     assert on == {"whole": {"whole"}, "blocks": set(), "combined": {"whole", "combined"}, "tuned": {"whole", "tuned"}}
+
+
+def test_on_a_cpu_networks_run_compiled_and_as_they_are(step_time: ModuleType, run: Any) -> None:
+    run.setting = step_time.Setting("cpu", True, run.setting.folder)
+    roles = "parent", "pcn", "narrow", "pcn_unfused"
+    assert [run._ways(step_time.TINY, role) for role in roles] == [["eager", "whole"]] * 4
+    run.setting = replace(run.setting, ways=("whole",))
+    assert run._ways(step_time.TINY, "parent") == ["whole"]
+    run.setting = replace(run.setting, device="cuda", ways=("eager", "whole", "blocks"))
+    assert run._ways(step_time.NETWORKS["wide_resnet20-pcn1"], "parent") == ["whole", "blocks"]
 
 
 def test_nothing_starts_when_the_time_is_up(run: Any) -> None:
@@ -157,12 +168,13 @@ def test_the_tables_in_the_documentation_are_those_of_the_results(step_time: Mod
     assert "| k | 64 → 16 | 2,048 | 1.2 | 3 | 61 |  |  |" in tables(tmp_path / "some.json")
 
 
-def test_ways_to_compile_stand_beside_one_another_where_one_of_them_is_tuned(step_time: ModuleType) -> None:
+def test_ways_to_compile_stand_beside_one_another_where_one_is_tuned_or_not_compiled(step_time: ModuleType) -> None:
     from step_time_table import ways_table
 
     row = {"network": "wide", "role": "narrow", "batch": 8, "way": "blocks", "ms": 1.25}
     assert ways_table([row]) == ""
     assert "| wide, half the width | 8 | 1.25 | 1.00 |" in ways_table([row, row | {"way": "tuned", "ms": 1.0}])
+    assert "| wide, half the width | 8 | 2.00 | 1.25 |" in ways_table([row, row | {"way": "eager", "ms": 2.0}])
 
 
 def test_records_are_kept_as_soon_as_all_of_their_parts_are_there(
