@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable
 
 
@@ -50,6 +52,16 @@ def first_line(error: BaseException | None) -> str:
     """
     said = "" if error is None else str(error)
     return next(iter(said.strip().splitlines()), "no message")
+
+
+def file_trouble(error: BaseException) -> str:
+    """Why a file cannot be read or written, in one line; its path, which a system's error repeats, is left out.
+
+    >>> file_trouble(FileNotFoundError(2, "No such file or directory", "plan.json"))
+    'No such file or directory'
+    """
+    system = os.strerror(errno.ENOENT) if isinstance(error, FileNotFoundError) else getattr(error, "strerror", None)
+    return " ".join(str(system or error or type(error).__name__).split())
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -395,15 +395,24 @@ def test_files_of_tensors(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no file nothing.pt" in refused(capsys, "analyze", *model, "--inputs", "nothing.pt")
     Path("x.txt").write_text("1")
     assert "tensors are read from .pt" in refused(capsys, "analyze", *model, "--inputs", "x.txt")
-    Path("x.npy").write_text("1")
-    assert "cannot read the tensors in x.npy" in refused(capsys, "analyze", *model, "--inputs", "x.npy")
-    for junk in (b"", b"junk", b"\x80\x02junk", b"PK\x03\x04junk", bytes(range(256))):
+    for suffix, writer in ((".npy", "numpy.save"), (".npz", "numpy.savez")):
+        Path(f"x{suffix}").write_text("1")
+        said = refused(capsys, "analyze", *model, "--inputs", f"x{suffix}")
+        assert said == f"pcn: error: x{suffix} is not a file that {writer} wrote: write one with it, of numbers alone\n"
+    for junk in (b"", b"hello", b"junk", b"\x80\x02junk", b"PK\x03\x04junk", bytes(range(256))):
         Path("junk.pt").write_bytes(junk)
         said = refused(capsys, "analyze", *model, "--inputs", "junk.pt")
-        assert "cannot read the tensors in junk.pt" in said
-        assert "save tensors only" in said
-    np.save("objects.npy", np.array([{}], dtype=object), allow_pickle=True)
-    assert "cannot read the tensors in objects.npy" in refused(capsys, "analyze", *model, "--inputs", "objects.npy")
+        assert "junk.pt is not a file that torch.save wrote, or not a whole one; save one tensor, or a dict" in said
+    torch.save(nn.Linear(2, 3), "module.pt")
+    said = refused(capsys, "analyze", *model, "--inputs", "module.pt")
+    assert said == "pcn: error: module.pt holds more than tensors; save one tensor, or a dict of tensors by name\n"
+    objects = np.array([{}], dtype=object)
+    np.save("objects.npy", objects, allow_pickle=True)
+    np.savez("objects.npz", images=objects)
+    for name in ("objects.npy", "objects.npz"):
+        assert f"{name} holds Python objects: save arrays of" in refused(capsys, "analyze", *model, "--inputs", name)
+    Path("part.npz").write_bytes(Path("named.npz").read_bytes()[:500])
+    assert "give a whole file" in refused(capsys, "analyze", *model, "--inputs", "part.npz")
     assert "give a shape" in refused(capsys, "analyze", *model, "--random-inputs", "3x4", code=2)
     assert "a name of its own" in refused(capsys, "analyze", *model, "--random-inputs", "3,4", "5,6", code=2)
 

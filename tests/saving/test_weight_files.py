@@ -89,10 +89,26 @@ def test_what_is_no_state_dict_is_said(tmp_path: Path) -> None:
     assert "holds a dict of 'epoch', 'state_dict', not a state dict" in refused(Mlp(), path)
     torch.save([1, 2], path)
     assert "holds list, not a state dict" in refused(Mlp(), path)
-    path.write_bytes(b"nothing")
-    assert "weights.pt" in refused(Mlp(), path)
     (tmp_path / "weights.onnx").write_bytes(b"nothing")
     assert "weights are read from .safetensors" in refused(Mlp(), tmp_path / "weights.onnx")
+
+
+@pytest.mark.parametrize("junk", [b"", b"hello", b"junk", b"\x80\x02junk", b"PK\x03\x04junk", bytes(range(256))])
+def test_what_torch_did_not_save_is_told_from_what_holds_more_than_tensors(junk: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    path.write_bytes(junk)
+    said = f"{path} is not a file that torch.save wrote, or not a whole one; save model.state_dict() alone"
+    assert refused(Mlp(), path) == said
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_files_of_every_version_of_torch_are_told(archive: bool, tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    torch.save(Mlp(), path, _use_new_zipfile_serialization=archive)
+    assert "holds more than tensors" in refused(Mlp(), path)
+    torch.save(state(), path, _use_new_zipfile_serialization=archive)
+    path.write_bytes(path.read_bytes()[:-2000])
+    assert "not a whole one" in refused(Mlp(), path)
 
 
 def bare() -> nn.Sequential:

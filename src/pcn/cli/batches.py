@@ -18,10 +18,13 @@ from pcn.cli.screen import Screen
 from pcn.cli.settings_flags import DATA, Flags, add_some_settings
 from pcn.cli.subject import Subject
 from pcn.errors import FileError
+from pcn.saving.weight_files import read_torch
 from pcn.training.sources import load_data
 
 Inputs = Tensor | dict[str, Tensor]
 BATCH = 128  # samples of a file that go through the model at a time
+TENSORS = "one tensor, or a dict of tensors by name"
+NUMPY = (b"\x93NUMPY", b"PK")  # how its files begin: of one array, and of several
 SUFFIXES = (".pt", ".npy", ".npz", ".safetensors")
 
 
@@ -73,6 +76,8 @@ def read_inputs(path: Path) -> Inputs:
         raise FileError(f"{path}: tensors are read from {', '.join(SUFFIXES)} files")
     try:
         found = readers[path.suffix](path)
+    except FileError:
+        raise
     except Exception as error:  # bytes that are no tensors may lead a reader anywhere
         reason = " ".join(str(error).split())[:200]
         raise FileError(
@@ -81,22 +86,31 @@ def read_inputs(path: Path) -> Inputs:
     if isinstance(found, Mapping) and found and all(isinstance(value, Tensor) for value in found.values()):
         return dict(found)
     if not isinstance(found, Tensor):
-        raise FileError(f"{path} holds a {type(found).__name__}: save one tensor, or a dict of tensors by name")
+        raise FileError(f"{path} holds a {type(found).__name__}: save {TENSORS}")
     return found
 
 
 def _from_torch(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
+    return read_torch(path, TENSORS)
 
 
 def _from_numpy(path: Path) -> Any:
     import numpy
 
-    found = numpy.load(path, allow_pickle=False)
-    if isinstance(found, numpy.ndarray):
-        return torch.from_numpy(found)
-    with found:
-        return {name: torch.from_numpy(found[name]) for name in found.files}
+    with path.open("rb") as file:  # NumPy leaves one that it opens itself open where it fails
+        if not file.read(len(NUMPY[0])).startswith(NUMPY):  # which it takes for a pickle
+            saved = "numpy.savez" if path.suffix == ".npz" else "numpy.save"
+            raise FileError(f"{path} is not a file that {saved} wrote: write one with it, of numbers alone")
+        file.seek(0)
+        try:
+            found = numpy.load(file, allow_pickle=False)
+            if isinstance(found, numpy.ndarray):
+                return torch.from_numpy(found)
+            return {name: torch.from_numpy(found[name]) for name in found.files}
+        except ValueError as error:
+            if "allow_pickle" not in str(error):
+                raise
+            raise FileError(f"{path} holds Python objects: save arrays of numbers alone") from error
 
 
 def random_inputs(given: list[str], seed: int) -> Inputs:

@@ -6,18 +6,21 @@ import os
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pcn.errors import FileError
+from pcn.errors import FileError, file_trouble
 from pcn.layers import layer_type, unwrap
 from pcn.saving.model_folder import PLAN_FILE, WEIGHTS_FILE, load
 from pcn.saving.weights import State, identity
 from pcn.warn import warn
 
+STATE_DICT = "model.state_dict() alone"
+OLD_FILES = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # begin like this: PyTorch's before 1.6, which are no archives
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 # What stands before all names of a wrapper's state dict.
 WRAPPERS = {"module.": "DistributedDataParallel or an averaged model", "_orig_mod.": "torch.compile"}
@@ -59,15 +62,28 @@ def read_state(path: Path) -> State:
             return load_file(path)
         if path.suffix not in TORCH_SUFFIXES:
             raise FileError(f"{path}: weights are read from .safetensors, {', '.join(TORCH_SUFFIXES)} files")
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
-        raise FileError(f"{path} holds more than tensors; save model.state_dict() alone") from error
-    except (OSError, SafetensorError, RuntimeError, EOFError, ValueError) as error:
-        raise FileError(f"cannot read the weights {path}: {' '.join(str(error).split())}") from error
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+        raise FileError(f"cannot read the weights {path}: {file_trouble(error)}") from error
+    found = read_torch(path, STATE_DICT)
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         held = f"a dict of {', '.join(map(repr, list(found)[:4]))}" if isinstance(found, dict) else type(found).__name__
-        raise FileError(f"{path} holds {held}, not a state dict; save model.state_dict() alone")
+        raise FileError(f"{path} holds {held}, not a state dict; save {STATE_DICT}")
     return found
+
+
+def read_torch(path: Path, expected: str) -> Any:
+    """Read what ``torch.save`` wrote without running any code of it; errors say what is ``expected`` to be saved."""
+    try:
+        with path.open("rb") as file:
+            of_torch = file.read(len(OLD_FILES)) == OLD_FILES or is_zipfile(file)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {file_trouble(error)}") from error
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # bytes of anything else may lead the unpickler anywhere
+        if of_torch and isinstance(error, UnpicklingError):
+            raise FileError(f"{path} holds more than tensors; save {expected}") from error
+        raise FileError(f"{path} is not a file that torch.save wrote, or not a whole one; save {expected}") from error
 
 
 def _without_bias(modules: dict[str, nn.Module], name: str) -> Any:
