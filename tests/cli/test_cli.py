@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 
 import pcn
 from pcn.cli import main
-from pcn.cli.app import COMMANDS
+from pcn.cli.app import ALIASES, COMMANDS, build_parser
 from pcn.cli.settings_flags import GROUPS
 
 PCN = (sys.executable, "-m", "pcn")
@@ -36,6 +37,12 @@ def exit_code(*arguments: str) -> int:
     with pytest.raises(SystemExit) as exited:
         main(arguments)
     return int(exited.value.code or 0)
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of every command."""
+    actions = build_parser()._actions
+    return next(action.choices for action in actions if isinstance(action, argparse._SubParsersAction))
 
 
 def test_help_shows_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,6 +79,42 @@ def test_wrong_usage_exits_with_2(arguments: tuple[str, ...], capsys: pytest.Cap
 def test_a_flag_that_is_not_there_is_told_from_the_one_that_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("train", "--modle", "conv4") == 2
     assert "pcn train: error: there is no argument --modle; did you mean '--model'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("train --lr 0.1", "--learning-rate"),
+        ("train --lrate=0.1", "--learning-rate"),
+        ("train --wd 0.1", "--weight-decay"),
+        ("train --batch_size 8", "--batch"),
+        ("train --optim adam", "--optimizer"),
+        ("train --epoch 3", "--epochs"),
+        ("train --no-skip", "--no-skip-larger"),
+        ("demo --epoch=3", "--epochs"),
+        ("plan --model conv4 --batch-size 8", "--batch"),
+        ("plan --model conv4 --mem 0.5", "--memory-mib"),
+    ],
+)
+def test_flags_of_other_tools_and_short_forms_are_refused_with_the_flag_that_is_meant(
+    given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(*given.split()) == 2
+    flag = next(part for part in given.split()[1:] if part.startswith("--") and part != "--model").partition("=")[0]
+    assert f"there is no argument {flag}; did you mean '{meant}'?" in capsys.readouterr().err
+
+
+def test_a_flag_that_a_command_has_not_is_no_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("counts", "--wd", "1") == 2
+    assert "there is no argument --wd (pcn counts --help" in capsys.readouterr().err
+    assert exit_code("train", "--weights", "w.pt", "--ckpt", "w.pt") == 2
+    assert "'--weights'" not in capsys.readouterr().err
+
+
+def test_flags_of_other_tools_are_for_flags_that_there_are() -> None:
+    known = {flag for parser in parsers().values() for action in parser._actions for flag in action.option_strings}
+    assert not ALIASES.keys() & known
+    assert set(ALIASES.values()) <= known
 
 
 def test_a_command_that_is_not_there_is_told_from_the_one_that_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,26 @@ COMMANDS = {  # each is a module of this package with a COMMAND; only the one th
     "counts": "count the parameters of the paper's networks",
 }
 
+ALIASES = {  # what other tools call a flag
+    "--lr": "--learning-rate",
+    "--lrate": "--learning-rate",
+    "--wd": "--weight-decay",
+    "--decay": "--weight-decay",
+    "--bs": "--batch",
+    "--batch-size": "--batch",
+    "--opt": "--optimizer",
+    "--optim": "--optimizer",
+    "--num-epochs": "--epochs",
+    "--random-seed": "--seed",
+    "--dataset": "--data",
+    "--data-root": "--data-dir",
+    "--checkpoint": "--weights",
+    "--ckpt": "--weights",
+    "--gpu": "--device",
+    "--cuda": "--device",
+    "--output": "--out",
+    "--output-dir": "--out",
+}
 DESCRIPTION = "Principal Component Networks: make a wide PyTorch model small in the middle of its training."
 EXIT_CODES = "exit codes: 0 done, 1 could not be done, 2 wrong usage, 130 interrupted"
 
@@ -68,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser(asked: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """Build the parser, with the flags of the commands that are asked for."""
-    parser = _Parser("pcn", description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=_Formatter)
+    parser = _Parser("pcn", description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=_Formatter, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"pcn {pcn.__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
@@ -82,6 +102,7 @@ def build_parser(asked: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentPar
             description=command.description,
             epilog=_examples(command),
             formatter_class=_Formatter,
+            allow_abbrev=False,  # what is said is what is meant: a short form may come to mean another flag
         )
         command.add_arguments(sub)
         sub.add_argument("--json", action="store_true", help="print JSON and nothing else")
@@ -127,7 +148,11 @@ class _Parser(argparse.ArgumentParser):
 
     def refuse(self, argument: str) -> NoReturn:
         flags = [flag for action in self._actions for flag in action.option_strings]
-        self.error(f"there is no argument {argument}{suggest(argument, flags)}")
+        given = argument.partition("=")[0]
+        begun = [flag for flag in flags if flag.startswith(given)] if given.strip("-") else []
+        meant = [flag for flag in [ALIASES.get(given.replace("_", "-")), *sorted(begun, key=len)] if flag in flags]
+        known = f"; did you mean {meant[0]!r}?" if meant else suggest(given, flags)
+        self.error(f"there is no argument {given}{known}")
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())} ({self.prog} --help says what there is)\n")
