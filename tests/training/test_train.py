@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import pcn
 from pcn.cli import main
@@ -371,10 +373,28 @@ def test_names_of_the_paper_and_ranks() -> None:
         pcn_config(Settings(pcn="conv4"))
     with pytest.raises(pcn.ConfigError, match="leave rank"):
         pcn_config(Settings(pcn="conv4-pcn", rank="4"))
+    with pytest.raises(pcn.ConfigError, match="pcn and a budget are both given: pcn names ranks of the paper"):
+        Settings(pcn="conv4-pcn", params=0.25)
     with pytest.raises(pcn.ConfigError, match=r"layers\.fc1"):
         pcn_config(Settings(layers={"fc1": {"ranks": 3}}))
     assert parse_rank(" 1e-3 ") == 1e-3
     assert parse_switch("0") == pcn.AfterEpoch(0)
+
+
+@pytest.mark.parametrize(
+    ("named", "model", "why"),
+    [
+        ("conv4", "pcn.demo.network:DigitsNetwork", " (no layer is called 'conv3')"),
+        ("wide_resnet20", "resnet20", ""),  # its layers have the same names, and other sizes
+    ],
+)
+def test_what_a_network_of_the_paper_keeps_is_for_that_network(named: str, model: str, why: str) -> None:
+    pcn_of = next(name for name in pcn.models.names() if name.startswith(f"{named}-pcn"))
+    said = f"pcn='{pcn_of}' is for model='{named}', not for '{model}'{why}: give that model, or leave pcn out"
+    with pytest.raises(pcn.ConfigError, match=re.escape(said)):
+        build_model(Settings(model=model, pcn=pcn_of))
+    assert isinstance(build_model(Settings(model=named, pcn=pcn_of)), nn.Module)
+    assert isinstance(build_model(Settings(model=f"pcn.models:{named}", pcn=pcn_of)), nn.Module)
 
 
 @given(st.floats(0, 50), st.sampled_from(["constant", "drops", "cosine"]), st.floats(0, 5))

@@ -13,6 +13,7 @@ from torch import nn
 from pcn import models
 from pcn.config import USUAL_RANK, BasisKind, LayerRule, Order, PCNConfig, Stepper
 from pcn.errors import ConfigError, suggest
+from pcn.layers import transformable_layers
 from pcn.planner import Divergence, Evenly, Hedged, Response, Taylor, Worth, prediction_divergence
 from pcn.planner.budget import Budget, as_budget
 from pcn.rank_rules import ExplainedVariance, Rank, Threshold
@@ -24,7 +25,26 @@ SIZES = ("rank", "keep_outputs", "output_rank")  # of a rule for layers; what el
 
 def build_model(settings: Settings) -> nn.Module:
     """Build the model that the settings name."""
-    return build_named(settings.model, settings.model_options)
+    model = build_named(settings.model, settings.model_options)
+    if settings.pcn is not None:
+        _check_parent(settings, model)
+    return model
+
+
+def _check_parent(settings: Settings, model: nn.Module) -> None:
+    """Raise where ``pcn`` names what another network of the paper keeps than the model is."""
+    parent = cast(str, settings.pcn).rpartition("-pcn")[0]
+    own = settings.model.partition("-pcn")[0]
+    why = ""
+    try:
+        pcn_config(settings).check_names(name for name, _, _ in transformable_layers(model))
+    except ConfigError as error:
+        why = f" ({str(error).partition('; ')[0]})"
+    if why or (own in models.names() and own != parent):
+        raise ConfigError(
+            f"pcn={settings.pcn!r} is for model={parent!r}, not for {settings.model!r}{why}: give that model, or leave "
+            "pcn out and say in rank, layers or a budget what this one keeps"
+        )
 
 
 def pcn_config(settings: Settings) -> PCNConfig:
