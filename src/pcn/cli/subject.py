@@ -60,10 +60,19 @@ def read_subject(arguments: argparse.Namespace) -> Subject:
     torch.manual_seed(settings.seed)
     model = build_model(settings)
     if arguments.weights is not None:
+        _check_no_run(arguments.weights)
         load_weights_(model, arguments.weights)
     elif arguments.run is not None:
         load_weights_(model, _weights_of(arguments.run))
     return Subject(model.to(device).eval(), settings, device, hasattr(arguments, "data") or arguments.run is not None)
+
+
+def _check_no_run(path: Path) -> None:
+    """Raise where the folder of a run is given for weights: its plan stands in it, and the weights in another one."""
+    if (path / SETTINGS).exists():
+        model = path / MODEL_FOLDER
+        or_else = f", or --weights {model}" if model.exists() else ""
+        raise FileError(f"--weights {path}: this is a run of pcn train: give --run {path}{or_else}")
 
 
 def _weights_of(run: Path) -> Path:
