@@ -72,7 +72,8 @@ def test_a_model_that_is_none(function: str, model: object) -> None:
         ([X.numpy()], "a batch holds ndarray: give tensors"),
         (["a", "b"], "a batch holds str: give tensors"),
         ([()], "a batch is empty"),
-        ([], "there was no batch"),
+        ([], r"there was no batch.*: .* iterated before may be used up, .* drop_last=True .* data set may be empty"),
+        ([X[:0], X[:0]], "the batches hold no samples: |no batch with a sample to recalibrate"),
         (iter([]), "there was no batch"),
     ],
 )

@@ -440,6 +440,28 @@ def test_an_interrupt_and_a_warning_are_one_line_each(capsys: pytest.CaptureFixt
     assert (output.out, output.err) == ("", "pcn: warning: said in two lines\npcn: stopped\n")
 
 
+def test_the_folder_of_a_run_is_no_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ("--model", "small:ConvNet", "--weights", "runs/first")
+    Path("runs/first").mkdir(parents=True)
+    Path("runs/first/settings.json").write_text(Settings(model="small:ConvNet").to_json())
+    Path("runs/first/plan.json").write_text("{}")
+    said = "pcn: error: --weights runs/first: this is a run of pcn train: give --run runs/first"
+    assert refused(capsys, "analyze", *model, "--random-inputs", "2,3,8,8") == f"{said}\n"
+    Path("runs/first/model").mkdir()
+    assert refused(capsys, "export", *model, "--to", "folded", "--out", "x.safetensors") == (
+        f"{said}, or --weights runs/first/model\n"
+    )
+
+
+def test_inputs_without_samples_are_not_the_models_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("empty.npy", np.zeros((0, 12), dtype=np.float32))
+    torch.save({"x": torch.zeros(0, 12)}, "empty.pt")
+    for name in ("empty.npy", "empty.pt"):
+        for command in (("analyze",), ("plan", "--memory-mib", "0.9"), ("export", "--to", "onnx", "--out", "x.onnx")):
+            said = refused(capsys, *command, "--model", "small:Mlp", "--inputs", name)
+            assert said.startswith(f"pcn: error: {name} holds no samples: ")
+
+
 def test_a_run_that_has_not_ended_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run").mkdir()
     Path("run/settings.json").write_text(Settings(model="small:ConvNet").to_json())

@@ -18,6 +18,7 @@ from pcn.cli.screen import Screen
 from pcn.cli.settings_flags import DATA, Flags, add_some_settings
 from pcn.cli.subject import Subject
 from pcn.errors import FileError
+from pcn.running.example import Example
 from pcn.saving.weight_files import read_torch
 from pcn.training.sources import load_data
 
@@ -83,11 +84,13 @@ def read_inputs(path: Path) -> Inputs:
         raise FileError(
             f"cannot read the tensors in {path}: {reason}; save tensors only, and give a whole file"
         ) from error
-    if isinstance(found, Mapping) and found and all(isinstance(value, Tensor) for value in found.values()):
-        return dict(found)
-    if not isinstance(found, Tensor):
+    by_name = isinstance(found, Mapping) and found and all(isinstance(value, Tensor) for value in found.values())
+    if not by_name and not isinstance(found, Tensor):
         raise FileError(f"{path} holds a {type(found).__name__}: save {TENSORS}")
-    return found
+    inputs: Inputs = dict(found) if by_name else found
+    if Example.of(inputs).is_empty:
+        raise FileError(f"{path} holds no samples: the first size of what is in it is 0; save some samples")
+    return inputs
 
 
 def _from_torch(path: Path) -> Any:

@@ -11,6 +11,10 @@ from pcn.errors import PCNError, StatisticsError
 from pcn.running.example import Example
 
 BATCHES = "give an iterable of batches, and forward=lambda model, batch: ... where the model is called otherwise"
+USED_UP = (  # where nothing comes out of what was given
+    "a data loader that was iterated before may be used up, one with drop_last=True gives nothing where a batch is "
+    "larger than the data, and the data set may be empty"
+)
 ONE_SAMPLE = " has one sample, of which batch norm takes no statistics: "
 
 

@@ -13,12 +13,14 @@ from torch.utils._pytree import tree_map_only
 from pcn.collectives import Ranks
 from pcn.errors import ConfigError, StatisticsError
 from pcn.running.example import Example, Forward, device_of
-from pcn.running.failures import saying_which
+from pcn.running.failures import USED_UP, saying_which
 from pcn.running.gradients import Loss, Reads
 from pcn.running.trees import fresh_copy
 from pcn.statistics.collect import Collector
 from pcn.statistics.over_processes import add_up_, share_test_vectors_
 from pcn.statistics.sketch import Sketch
+
+NO_SAMPLE = "the batches hold no samples: the first size of every tensor is 0; give some with samples"
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ class Passes:
         Returns this process's first batch with a sample, or its first where none has one; None without any.
         """
         example = self.ranks.together(lambda: self._alone(collector, loss))
-        if not any(self.ranks.gather(example is not None)):
-            raise StatisticsError("there was no batch: a data loader that was iterated before may be used up")
+        has_samples = self.ranks.gather(None if example is None else not example.is_empty)
+        if not any(has_samples):
+            raise StatisticsError(NO_SAMPLE if False in has_samples else f"there was no batch: {USED_UP}")
         add_up_(collector, self.ranks)
         return example
 

@@ -13,7 +13,7 @@ from pcn.collectives import Ranks
 from pcn.errors import StatisticsError
 from pcn.layers import unwrap
 from pcn.running.example import Batches, Example, Forward, checked_batches, opened, repeatable
-from pcn.running.failures import saying_which
+from pcn.running.failures import USED_UP, saying_which
 from pcn.running.untouched import counting_alone, untouched
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def measure_anew(
     count, measured = ranks.together(lambda: _measure(model, list(named.values()), batches, forward))
     count = sum(ranks.gather(count))
     if not count:
-        raise StatisticsError("there was no batch to recalibrate batch norm on: give a list or a data loader")
+        raise StatisticsError(f"there was no batch with a sample to recalibrate batch norm on: {USED_UP}")
     with torch.no_grad():
         for tensors in measured:
             _average_(tensors, ranks)
