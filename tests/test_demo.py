@@ -58,7 +58,9 @@ def test_the_first_seed_s_pcn_has_a_report() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"epochs": 3, "switch_after": 3}, "3 epochs with the switch after epoch 3"),
+        ({"epochs": 1}, "epochs=1: give at least 2, one before the switch and one after it"),
+        ({"epochs": 3}, r"switch_after=5 leaves none of the 3 epochs to .* train longer \(at least 6 epochs\)"),
+        ({"epochs": 3, "switch_after": 3}, "switch_after=3 leaves none of the 3 epochs to train the PCN in"),
         ({"switch_after": 0}, "the switch comes after at least one epoch"),
         ({"seeds": 0}, "at least 1"),
         ({"first_seed": -1}, "seed -1"),

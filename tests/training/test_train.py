@@ -369,6 +369,9 @@ def test_names_of_the_paper_and_ranks() -> None:
     config = pcn_config(Settings(pcn="wide_resnet20-pcn1"))
     assert config.layers["stage1.*"].rank == 16
     assert pcn_config(Settings(pcn="conv4-pcn", order="kept_block", train_basis=True)).order == "kept_block"
+    assert pcn_config(Settings()).rank == parse_rank("95%")  # as the help of --rank says
+    assert pcn_config(Settings(output_rank=0.5)).rank == parse_rank("95%")
+    assert pcn_config(Settings(output_rank=0.5, rank="none")).rank is None
     with pytest.raises(pcn.ConfigError, match="plain network"):
         pcn_config(Settings(pcn="conv4"))
     with pytest.raises(pcn.ConfigError, match="leave rank"):

@@ -25,10 +25,14 @@ class Recipe:
     learning_rate: float = 3e-3
 
     def __post_init__(self) -> None:
-        if not 1 <= self.switch_after < self.epochs:
+        if self.epochs < 2:
+            raise ConfigError(f"epochs={self.epochs}: give at least 2, one before the switch and one after it")
+        if self.switch_after < 1:
+            raise ConfigError(f"switch_after={self.switch_after}: the switch comes after at least one epoch")
+        if self.switch_after >= self.epochs:
             raise ConfigError(
-                f"{self.epochs} epochs with the switch after epoch {self.switch_after}: "
-                "the switch comes after at least one epoch and before the last"
+                f"switch_after={self.switch_after} leaves none of the {self.epochs} epochs to train the PCN in: switch "
+                f"earlier, or train longer (at least {self.switch_after + 1} epochs)"
             )
         if self.seeds < 1:
             raise ConfigError(f"{self.seeds} seeds: give at least 1")

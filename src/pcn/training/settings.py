@@ -65,7 +65,9 @@ class Settings:
     warmup_factor: float | None = option(None, "stay at this share of the rate in them instead")
     pcn: str | None = switch_option(None, "a PCN of the paper by name (conv4-pcn, wide_resnet20-pcn1, ...)")
     rank: str | None = switch_option(
-        None, 'a number, a fraction of the width, "variance > 0.1", "95%" of the variance, or none: inputs as they are'
+        None,
+        'a number, a fraction of the width, "variance > 0.1", "95%" of the variance, or none: inputs as they are '
+        "(default: 95%, or as a budget chooses)",
     )
     params: str | float | None = switch_option(
         None, "a budget of trainable parameters: a number (1 is one), or a fraction of the model's (1.0 or 100% is all)"
@@ -108,7 +110,9 @@ class Settings:
         0.0, "share of its directions that every layer keeps at least within a budget", least=0.0, most=1.0
     )
     output_rank: int | float | None = switch_option(
-        None, "outputs of every layer that are trained: a number (1 is one), or a fraction (1.0 is all)"
+        None,
+        "outputs of every layer that are trained: a number (1 is one), or a fraction (1.0 is all); inputs are read by "
+        "their rank (default: 95%) all the same, unless rank is none",
     )
     kernel_rank: int | None = switch_option(
         None,
