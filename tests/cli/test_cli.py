@@ -196,7 +196,8 @@ def test_what_cannot_be_done_is_one_line_and_exits_with_1() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("demo --epochs 2 --switch-after 2", "2 epochs with the switch after epoch 2"),
+        ("demo --epochs 2 --switch-after 2", "switch_after=2 leaves none of the 2 epochs"),
+        ("demo --epochs 1", "epochs=1: give at least 2"),
         ("demo --seeds 0", "0 seeds: give at least 1"),
         ("analyze --model conv4 --rank 1.5 --random-inputs 2,3,32,32", "1.5"),
         ("analyze --model conv4 --random-inputs 2,0", "--random-inputs '2,0': give a shape"),

@@ -259,6 +259,49 @@ def test_what_is_missing_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> N
     assert "--dynamic-batch goes with" in refused(capsys, *wrong, code=2)
 
 
+def test_every_command_makes_the_folder_that_it_writes_into(capsys: pytest.CaptureFixture[str]) -> None:
+    trained()
+    looked = document(capsys, "analyze", *LOOK, "--out", "new/a/stats.safetensors")
+    planned = document(capsys, "plan", *LOOK, "--rank", "8", "--out", "new/b/plan.json")
+    small = document(capsys, "compress", *LOOK, "--rank", "8", "--out", "new/c/small")
+    exported = document(capsys, "export", *LOOK, "--to", "safetensors", "--out", "new/d/x.safetensors")
+    assert all(Path(done["file"]).is_file() for done in (looked, planned, exported))
+    assert Path(small["folder"], "plan.json").is_file()
+
+
+@pytest.mark.parametrize("command", ["analyze", "plan", "compress", "export", "report", "demo"])
+def test_what_cannot_be_written_is_said_before_anything_is_measured(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained()
+
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("too late to say so")
+
+    for name in ("analyze.look", "plan.look", "compress.look", "export.read_batches", "report.of_run", "demo.compare"):
+        monkeypatch.setattr(f"pcn.cli.{name}", measured)
+    Path("taken").touch()
+    Path("folder/other").mkdir(parents=True)
+    given = {"report": ("run",), "demo": (), "export": (*LOOK, "--to", "safetensors")}.get(command, LOOK)
+    flag = "--report" if command == "demo" else "--out"
+    said = refused(capsys, command, *given, flag, "taken/x.safetensors")
+    assert "cannot write into taken: " in said
+    assert f"; give {flag} in another folder" in said
+    if command == "compress":
+        assert "is not a folder that pcn.save wrote" in refused(capsys, command, *given, flag, "folder")
+    elif command != "export":  # which says first how its file must end
+        assert f"{flag} folder is a folder: give the file" in refused(capsys, command, *given, flag, "folder")
+
+
+def test_a_file_that_is_not_there_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    trained()
+    for flag, more in (("--stats", ()), ("--plan", ("--inputs", "inputs.npy"))):
+        said = refused(capsys, "compress", *MLP, *more, flag, "nosuch", "--out", "small")
+        assert said.count("nosuch") == 1
+        assert ": No such file or directory; give a file that pcn " in said
+        assert "Errno" not in said
+
+
 def test_what_cannot_be_done_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     trained()
     small = ("--model", "small:Mlp", "--inputs", "inputs.npy")

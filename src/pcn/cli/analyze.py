@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pcn.cli.command import Command
+from pcn.cli.destination import make_room_for_file
 from pcn.cli.looking import add_look, look
 from pcn.cli.screen import Screen
 from pcn.cli.settings_flags import add_some_settings
@@ -25,6 +26,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     subject = read_subject(arguments)
+    make_room_for_file(arguments.out)
     rank = pcn_config(subject.settings).rank
     stats = look(arguments, subject, screen).stats
     if arguments.out is not None:

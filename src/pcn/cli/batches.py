@@ -101,7 +101,7 @@ def _from_numpy(path: Path) -> Any:
     import numpy
 
     with path.open("rb") as file:  # NumPy leaves one that it opens itself open where it fails
-        if not file.read(len(NUMPY[0])).startswith(NUMPY):  # which it takes for a pickle
+        if not file.read(len(NUMPY[0])).startswith(NUMPY):  # which it takes for pickles
             saved = "numpy.savez" if path.suffix == ".npz" else "numpy.save"
             raise FileError(f"{path} is not a file that {saved} wrote: write one with it, of numbers alone")
         file.seek(0)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pcn.cli.command import Command, WrongUsageError
+from pcn.cli.destination import make_room
 from pcn.cli.looking import add_look, add_network, look, plan_for
 from pcn.cli.plan import document, show_prospect
 from pcn.cli.screen import Screen
@@ -19,7 +20,7 @@ from pcn.plans.prospect import prospect
 from pcn.running.example import Example
 from pcn.running.trees import tensors_in
 from pcn.running.untouched import untouched
-from pcn.saving.model_folder import load_plan, save
+from pcn.saving.model_folder import load_plan, refuse_other_files, save
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +38,8 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     subject = read_subject(arguments)
     with advising_plan():
         plan = None if arguments.plan is None else load_plan(arguments.plan)
+    make_room(arguments.out)
+    refuse_other_files(arguments.out)
     gradients = plan is not None and plan.needs_gradients
     looked = look(arguments, subject, screen, gradients=gradients)
     stats = looked.stats

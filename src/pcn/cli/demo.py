@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from pcn.cli.command import Command, wrong_usage
+from pcn.cli.destination import make_room_for_file
 from pcn.cli.screen import Screen
 from pcn.config import USUAL_RANK
 from pcn.demo import Comparison, Recipe, compare, epochs_in_all
@@ -37,6 +38,7 @@ def _whole_number(parser: argparse.ArgumentParser, flag: str, default: int, what
 def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     with wrong_usage():
         recipe = Recipe(arguments.epochs, arguments.switch_after, arguments.seeds, arguments.seed)
+    make_room_for_file(arguments.report, "--report")
     torch.set_num_threads(1)  # at this size threads gain nothing, and wait long for each other on a busy machine
     several = recipe.seeds > 1
     split = f"split anew for each of {recipe.seeds} seeds" if several else f"split by seed {recipe.first_seed}"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pcn.cli.batches import add_batches, read_batches
 from pcn.cli.command import Command, WrongUsageError
+from pcn.cli.destination import make_room_for_file
 from pcn.cli.screen import Screen
 from pcn.cli.subject import Subject, add_subject, read_subject
 from pcn.cli.wording import advising_flags
-from pcn.errors import FileError
 from pcn.running.example import Example
 from pcn.running.failures import saying_which
 from pcn.running.untouched import untouched
@@ -38,6 +38,7 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     if arguments.out.suffix != TO[arguments.to]:
         raise WrongUsageError(f"--out {arguments.out}: what --to {arguments.to} writes ends in {TO[arguments.to]}")
     subject = read_subject(arguments)
+    make_room_for_file(arguments.out)
     given = subject.has_data or arguments.inputs is not None or arguments.random_inputs is not None
     example = Example.of(read_batches(arguments, subject, "what goes in")[0]) if given or needs_example else None
     if example is not None:
@@ -63,10 +64,6 @@ def _run(arguments: argparse.Namespace, screen: Screen) -> None:
 
 def _export(arguments: argparse.Namespace, subject: Subject, example: Example | None) -> Exported:
     model, path, form = subject.model, arguments.out, arguments.form
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"cannot write into {path.parent}: {error.strerror}; give --out in another folder") from error
     if arguments.to == "folded":
         return export_folded(model, example, path)
     if arguments.to == "safetensors" or example is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pcn.cli.batches import read_batches
 from pcn.cli.command import Command, WrongUsageError
+from pcn.cli.destination import make_room_for_file
 from pcn.cli.looking import add_look, add_network, look, plan_for
 from pcn.cli.screen import Screen
 from pcn.cli.subject import Subject, read_subject
@@ -33,6 +34,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     subject = read_subject(arguments)
+    make_room_for_file(arguments.out)
     plan, example = _from_shapes(arguments, subject) if arguments.shapes_only else _measured(arguments, subject, screen)
     if arguments.out is not None:
         write_plan(plan, arguments.out)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from pcn.cli.command import Command
+from pcn.cli.destination import make_room_for_file
 from pcn.cli.screen import Screen
 from pcn.report import of_run, write_report
 from pcn.training.run_folder import REPORT
@@ -17,6 +18,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, screen: Screen) -> None:
+    make_room_for_file(arguments.out)
     path = write_report(arguments.out or arguments.run / REPORT, of_run(arguments.run))
     screen.text(f"the report is in {path}")
     screen.result({"report": str(path), "bytes": path.stat().st_size})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pcn.errors import ConfigError, FileError
+from pcn.errors import ConfigError, FileError, file_trouble
 from pcn.plans.plan import Plan
 from pcn.training.run_folder import METRICS, PLAN, RESULT, SETTINGS, SPECTRA, parse_metrics
 from pcn.training.settings import Settings
@@ -81,4 +81,4 @@ def _text(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"cannot read {path}: {error}") from error
+        raise FileError(f"cannot read {path}: {file_trouble(error)}") from error

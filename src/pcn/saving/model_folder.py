@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pcn.errors import FileError, PlanError
+from pcn.errors import FileError, PlanError, file_trouble
 from pcn.layers import unwrap
 from pcn.nn import PCModule, check_own_tensors
 from pcn.plans.fit import without_strangers
@@ -37,7 +37,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     tensors = tensors_to_save(base)
     target = Path(os.path.realpath(folder))
     try:
-        _refuse_other_files(target)
+        refuse_other_files(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             dir=target.parent, prefix=f".{target.name}.", ignore_cleanup_errors=True
@@ -49,7 +49,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             put_in_place(fresh, target, aside=Path(scratch) / "old")
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         raise FileError(
-            f"cannot save to {target}: {error}; what was there before is untouched. "
+            f"cannot save to {target}: {file_trouble(error)}; what was there before is untouched. "
             "Give a folder on a disk with room, beside which you may write"
         ) from error
 
@@ -98,7 +98,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             raise FileError(f"{path} is not a file of at most {LARGEST_PLAN:,} bytes, so it is no plan")
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise FileError(f"cannot read the plan {path}: {error}; give the folder that pcn.save wrote") from error
+        raise FileError(
+            f"cannot read the plan {path}: {file_trouble(error)}; give the folder that pcn.save wrote"
+        ) from error
     try:
         return Plan.from_json(text)
     except FileError as error:
@@ -133,7 +135,9 @@ def _plan_of_all(model: nn.Module) -> Plan:
     return without_strangers(plan, model)
 
 
-def _refuse_other_files(target: Path) -> None:
+def refuse_other_files(folder: str | os.PathLike[str]) -> None:
+    """Raise where :func:`save` would have to take the place of what it has not written."""
+    target = Path(os.path.realpath(folder))
     if target == Path.cwd():
         raise FileError(f"{target} is the folder that this program is in, and would be replaced: give one inside it")
     if target.exists() and (not target.is_dir() or {p.name for p in target.iterdir()} - {PLAN_FILE, WEIGHTS_FILE}):

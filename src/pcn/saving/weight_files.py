@@ -72,7 +72,7 @@ def read_state(path: Path) -> State:
 
 
 def read_torch(path: Path, expected: str) -> Any:
-    """Read what ``torch.save`` wrote without running any code of it; errors say what is ``expected`` to be saved."""
+    """Read a file of PyTorch's without running any code in it; errors say what is ``expected`` to be saved."""
     try:
         with path.open("rb") as file:
             of_torch = file.read(len(OLD_FILES)) == OLD_FILES or is_zipfile(file)

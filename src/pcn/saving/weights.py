@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from pcn.errors import FileError, PlanError
+from pcn.errors import FileError, PlanError, file_trouble
 from pcn.memory import span
 
 State = dict[str, Tensor]
@@ -58,7 +58,8 @@ def read_tensors(path: Path, expected: State) -> State:
                 raise FileError(f"{path} holds {unknown[0]!r}, which the planned model does not have")
             tensors = {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError, ValueError) as error:
-        raise FileError(f"cannot read the weights {path}: {error}; give a folder that pcn.save wrote whole") from error
+        why = file_trouble(error)
+        raise FileError(f"cannot read the weights {path}: {why}; give a folder that pcn.save wrote whole") from error
     for name, tensor in tensors.items():
         _check_kind(path, name, tensor, expected[name])
     _check_complete(path, names, expected)

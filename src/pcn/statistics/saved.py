@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
 from torch import Tensor
 
-from pcn.errors import FileError
+from pcn.errors import FileError, file_trouble
 from pcn.running.example import Example
 from pcn.running.untouched import checked_mode
 from pcn.statistics.choice import check_numbers
@@ -68,7 +68,8 @@ def load(path: str | os.PathLike[str]) -> Statistics:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return _read(json.loads(head["statistics"]), tensors)
     except (OSError, SafetensorError) as error:
-        raise FileError(f"cannot read the statistics {path}: {error}; give what Statistics.save wrote") from error
+        why = file_trouble(error)
+        raise FileError(f"cannot read the statistics {path}: {why}; give what Statistics.save wrote") from error
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise FileError(f"the statistics in {path} are damaged ({type(error).__name__}: {error})") from error
 
