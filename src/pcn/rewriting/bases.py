@@ -93,17 +93,17 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
         outputs = directions.output_directions(weight, found, layer.output_rank).flatten(0, 1)
     kept, block = kept_inputs(plan, layer), None
     found = directions.preconditioned(found, layer.precondition)
-    variances = found.variances
+    variances, within = found.variances, stats.mean_within(layer.name)
     if kept is not None:
         index = kept.to(found.along.device).reshape(layer.groups, -1) % found.along.shape[1]
-        variances = directions.left_of(found, index)
+        variances = directions.left_of(found, index, within.reshape(layer.groups, -1))
         if layer.order == "kept_block":
             block, variances = stats.block_basis(layer.name, kept, layer.rank)
     dual = None if found.back is found.along else found.back.flatten(0, 1)
     total = stats.variance(layer.name)
     basis = Basis(stats.mean(layer.name), found.along.flatten(0, 1), variances, total, block, dual, outputs)
     if not layer.centred:
-        basis = replace(basis, within=stats.mean_within(layer.name))
+        basis = replace(basis, within=within)
     if layer.sized_for == "sgd":
         return basis
     return replace(basis, scale=directions.size_for_adam(variances.clamp_min(0).sqrt(), stats.deviations(layer.name)))
