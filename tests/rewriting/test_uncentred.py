@@ -176,7 +176,9 @@ def test_it_fades_without_a_bias() -> None:
     assert isinstance(model[2], PCLinear)
     assert biased(model) == []
     assert before.shape == (64, CLASSES)
-    with pytest.raises(pcn.ConfigError, match="cannot fade: it has no bias"):
+    with pytest.raises(
+        pcn.ConfigError, match=r"cannot fade: it has no bias, .* or have it read its input as it is \(centred=False\)"
+    ):
         pcn.Switch(without_biases("dense"), None, pcn.PCNConfig(rank=0.5, skip_larger=False), at=1, fade=2)
 
 
@@ -237,7 +239,9 @@ def test_an_optimizer_that_takes_no_biases_can_follow() -> None:
     """Muon trains matrices alone; a layer that gains a bias would have to have that elsewhere."""
     model = without_biases("dense").float()
     muon = torch.optim.Muon(model.parameters())
-    with pytest.raises(pcn.PlanError, match="Muon does not take the new parameters"):
+    with pytest.raises(
+        pcn.PlanError, match=r"Muon does not take the new parameters .* have them gain none \(centred=False\)"
+    ):
         pcn.Switch(model, muon, pcn.PCNConfig(rank=0.5, skip_larger=False), at=1)
     switch = pcn.Switch(model, muon, pcn.PCNConfig(**HALF), at=1)
     assert switch.after_epoch(1, [torch.randn(64, 5)]) is not None

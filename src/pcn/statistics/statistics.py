@@ -50,9 +50,9 @@ class LayerShape:
         """Trained numbers of the layer as it stands."""
         return self._trained(self.inputs // self.groups, self.bias)
 
-    def trainable_with(self, rank: int) -> int:
-        """Trained numbers with this many directions in each group: the layer then has a bias in any case."""
-        return self._trained(rank, True)
+    def trainable_with(self, rank: int, *, centred: bool = True) -> int:
+        """Trained numbers with this many directions in each group: a centred layer then has a bias in any case."""
+        return self._trained(rank, self.bias or centred)
 
     def _trained(self, width: int, bias: bool) -> int:
         biases = bias and not (self.frozen if self.bias_frozen is None else self.bias_frozen)
