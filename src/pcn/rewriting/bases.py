@@ -13,7 +13,7 @@ from pcn.errors import PlanError
 from pcn.layers import LAYER_TYPES, by_group, canonical_weight, unwrap
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
-from pcn.plans.ranks import few_samples, is_made_up
+from pcn.plans.ranks import CENTRED, few_samples, is_made_up
 from pcn.rewriting import directions
 from pcn.rewriting.directions import Directions
 from pcn.statistics import Statistics
@@ -57,6 +57,7 @@ Bases = dict[str, Basis]
 def find_bases(plan: Plan, stats: Statistics, model: nn.Module) -> Bases:
     """Work out the coordinates for a plan, all but patterns of taps, which :mod:`pcn.rewriting.patterns` measures."""
     base = unwrap(model)
+    stats.check_about_the_mean((layer.name for layer in plan.transformed if layer.centred), CENTRED)
     stats = stats.about_zero(layer.name for layer in plan.transformed if not layer.centred)
     _warn_of_few_samples(plan, stats)
     return {layer.name: _find(plan, layer, stats, base) for layer in plan.transformed}
