@@ -15,6 +15,7 @@ from pcn.plans.layer_plan import NO_RANK, LayerPlan
 from pcn.rank_rules import ExplainedVariance, Fixed, RankRule, SpectrumLike, Threshold, as_rank_rule
 from pcn.statistics import Spectrum, Statistics, forms
 
+CENTRED = "those of a layer that is centred"
 CONSTANT = 1e-6  # an input that varies by less than this much of its mean is taken not to vary
 
 
@@ -45,6 +46,7 @@ def rank_layers(
 
 def stats_for(config: PCNConfig, stats: Statistics) -> Statistics:
     """The statistics with the inputs of layers that are not to be centred taken as they are, their mean in them."""
+    stats.check_about_the_mean(filter(config.centres, stats.layers), CENTRED)
     return stats.about_zero(name for name in stats.layers if not config.centres(name))
 
 

@@ -110,16 +110,20 @@ def size_for_adam(coordinates: Tensor, inputs: Tensor) -> Tensor:
     return torch.where(found > 0, inputs.to(found).sum(1) / found, 1)
 
 
-def left_of(found: Directions, kept: Tensor) -> Tensor:
+def left_of(found: Directions, kept: Tensor, within: Tensor) -> Tensor:
     """Approximate the variances (g, r) of coordinates that only read the ``kept`` inputs (g, k), by directions' shares.
 
+    A mean ``within`` the inputs (g, w), by whose squares variances about 0 are larger, is known input by input.
+
     >>> one = torch.eye(2)[None]
-    >>> left_of(Directions(one, one, torch.tensor([[4.0, 1.0]])), torch.tensor([[1]]))
+    >>> left_of(Directions(one, one, torch.tensor([[4.0, 1.0]])), torch.tensor([[1]]), torch.zeros(1, 2))
     tensor([[0., 1.]])
     """
-    squares = found.along.square()
-    left = squares.gather(1, kept.unsqueeze(-1).expand(-1, -1, squares.shape[-1])).sum(1)
-    return found.variances * left / squares.sum(1)
+    places = kept.unsqueeze(-1).expand(-1, -1, found.along.shape[-1])
+    squares, of_mean = found.along.square(), found.along * within.to(found.along).unsqueeze(-1)
+    share = squares.gather(1, places).sum(1) / squares.sum(1)
+    about_it = (found.variances - of_mean.sum(1).square()).clamp_min(0)
+    return about_it * share + of_mean.gather(1, places).sum(1).square()
 
 
 def _way_back(covariance: Tensor, along: Tensor) -> Tensor:
