@@ -44,8 +44,7 @@ class Steps:
     @classmethod
     def of(cls, budget: Budget, layers: Sequence[LayerPlan], prices: Prices, others: Costs) -> Steps:
         """The steps of a budget, for layers beside which everything else takes so much."""
-        finer = replace(budget, step=1, config=replace(budget.config, multiple_of=1))
-        finest = added(others, least((lowest(layer, finer, prices) for layer in layers), prices.units))
+        finest = added(others, least((lowest(layer, budget.finest, prices) for layer in layers), prices.units))
         free = [layer for layer in layers if not budget.config.fixes(layer.name)]
         narrow = [layer.name for layer in free if is_narrow(layer, budget)]
         given = {"Budget(step=1)": budget.step, "PCNConfig(multiple_of=1)": budget.config.multiple_of}
