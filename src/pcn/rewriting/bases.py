@@ -113,11 +113,13 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
 def _outputs(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Tensor:
     """The output basis (n, s) of a layer that reads its input as it is."""
     assert layer.output_rank is not None
-    weight = by_group(weight_of(plan, layer, model).to(stats.mean(layer.name)), layer.groups)
-    covariance = directions.output_covariance(weight, stats.moments[stats.layers[layer.name]])
+    mean = stats.mean(layer.name)
     if layer.basis == "random":
-        return directions.random(covariance, layer.output_rank, layer.name).along.flatten(0, 1)
-    return directions.leading(covariance, layer.output_rank).flatten(0, 1)
+        outputs = layer.kept_outputs // layer.groups
+        return directions.drawn(layer.groups, outputs, layer.output_rank, layer.name).flatten(0, 1).to(mean)
+    weight = by_group(weight_of(plan, layer, model).to(mean), layer.groups)
+    found = directions.response_directions(weight, stats.moments[stats.layers[layer.name]], layer.output_rank)
+    return found.flatten(0, 1)
 
 
 def _directions(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Directions:
