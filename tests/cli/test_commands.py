@@ -95,6 +95,19 @@ def test_from_a_model_and_its_inputs_to_an_exported_network(capsys: pytest.Captu
     torch.testing.assert_close(original(batch), small(batch), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("flag", ["--centred", "--no-centred"])
+def test_the_directions_that_are_shown_are_those_that_a_plan_keeps(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained()
+    np.save("inputs.npy", vectors(600).double().numpy() * 0.2 + 3)
+    looked = document(capsys, "analyze", *LOOK, "--rank", "99.9%", flag, "--out", "stats.safetensors")
+    saved = ("--stats", "stats.safetensors", "--no-skip-larger")
+    planned = document(capsys, "plan", *MLP, *saved, "--rank", "99.9%", flag, "--out", "plan.json")
+    ranks = {row["layer"]: row["directions"] for row in looked["layers"]}
+    assert ranks == {layer["name"]: layer["rank"] for layer in planned["plan"]["layers"]}
+
+
 def test_what_is_exported_to_onnx_is_what_onnxruntime_computes(capsys: pytest.CaptureFixture[str]) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -49,6 +49,33 @@ def test_what_is_handed_out_fits_and_is_near_the_best(
         assert sum(o.worth for o in chosen) >= max(possible) - step - 1e-9
 
 
+@settings(max_examples=300, deadline=None)
+@given(OFFERS, st.integers(1, 90), st.integers(1, 90))
+def test_nothing_is_left_that_fits_and_is_worth_more(lists: list[list[Option]], params: int, flops: int) -> None:
+    """Also where a layer that goes on has given up some of one limit for more of the other."""
+    offers = {str(number): options for number, options in enumerate(lists)}
+    room = Room({"params": params, "flops": flops})
+    try:
+        chosen = {name: each.option for name, each in hand_out(offers, room).items()}
+    except pcn.ConfigError:
+        return
+    for name, options in offers.items():
+        for option in options:
+            assert option.worth <= chosen[name].worth or not room.holds(together({**chosen, name: option}.values()))
+
+
+def test_what_a_layer_gives_up_goes_to_those_that_had_no_room() -> None:
+    def option(rank: int, params: int, flops: int, worth: float) -> Option:
+        return Option(rank, None, {"params": params, "flops": flops}, worth)
+
+    offers = {
+        "a": [option(1, 1, 1, 0.1), option(2, 5, 1, 1.0)],
+        "b": [option(1, 6, 1, 0.1), option(2, 1, 9, 0.5)],  # more for fewer parameters, and more operations
+    }
+    served = hand_out(offers, Room({"params": 10, "flops": 10}))
+    assert {name: each.option.rank for name, each in served.items()} == {"a": 2, "b": 2}
+
+
 COUNTED = st.builds(Option, st.integers(1, 99), st.none(), COSTS, st.integers(0, 40).map(float))  # with equal bargains
 MANY = st.lists(st.lists(COUNTED, min_size=1, max_size=5), min_size=1, max_size=4)
 

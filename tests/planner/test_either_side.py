@@ -53,8 +53,8 @@ def test_what_is_asked_for_is_kept_or_the_least_that_is_said_can_be_had(
     after = count(model)
     assert (after.trainable if unit == "params" else after.total) <= limit
     for layer in plan.transformed:
-        if layer.rank is None:
-            assert layer.output_rank is not None
+        assert layer.rank is None or layer.rank >= floor * layer.in_features
+        if layer.output_rank is not None:
             assert layer.output_rank >= floor * layer.out_features
             assert layer.output_rank % multiple == 0
 
@@ -73,6 +73,23 @@ def test_a_layer_of_few_inputs_can_be_cut_on_its_other_side() -> None:
     with pytest.raises(pcn.ConfigError) as caught:
         check_reachable(model, pcn.Budget(params=0.01, two_sided=True))
     assert "nothing can be cut of layers of no more inputs" not in str(caught.value)
+
+
+def test_what_is_read_by_a_layer_that_no_basis_of_inputs_makes_smaller_stays() -> None:
+    """Without some of its inputs it would have to have one; channels of others may go."""
+    torch.manual_seed(5)
+    layers = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Conv2d(32, 8, 1, stride=2), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    with torch.no_grad():
+        for parameter in (model[0].weight, model[0].bias):
+            parameter[16:] *= 0.01
+    stats = pcn.analyze(model, [torch.randn(32, 3, 8, 8)])
+    budget = pcn.Budget(stored=0.4, step=4, two_sided=True, drop_channels=True, patterns=False)
+    plan = pcn.make_plan(model, stats, budget)
+    assert plan.layers["0"].kept_outputs < 32
+    assert plan.layers["2"].kept_outputs == 32
+    assert plan.layers["2"].output_reason == "'4' reads it, and no smaller form of that layer reads directions"
+    assert plan.layers["4"].rank is None
 
 
 def test_frozen_layers_with_a_rule_are_not_said_to_stay() -> None:

@@ -87,6 +87,16 @@ def test_a_layer_that_no_step_makes_smaller_has_no_smaller_form() -> None:
     assert plan.layers["2"].reason == "no form of it would be smaller and no slower"
 
 
+def test_steps_are_named_where_outputs_alone_could_be_fewer() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1000, 2), nn.ReLU(), nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64))
+    stats = pcn.analyze(model, [torch.randn(256, 1000)])
+    plan = pcn.make_plan(model, stats, pcn.Budget(params=0.8, two_sided=True))
+    assert plan.layers["0"].reason == "no form of it would be smaller and no slower, in steps of 8 directions"
+    finer = pcn.make_plan(model, stats, pcn.Budget(params=0.4, step=1, two_sided=True))
+    assert (finer.layers["0"].rank, finer.layers["0"].output_rank) == (None, 1)
+
+
 def test_more_trained_outputs_are_named_where_they_are_what_comes_next() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -114,13 +115,17 @@ def kept_bytes(model: nn.Module, x: Tensor) -> int:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from(sorted(MODELS)), st.floats(0.1, 1.0), st.booleans(), st.booleans())
-def test_memory_is_predicted_to_the_byte(kind: str, rank: float, train_basis: bool, two_sided: bool) -> None:
+@given(
+    st.sampled_from(sorted(MODELS)),
+    st.floats(0.1, 1.0),
+    st.booleans(),
+    st.sampled_from([("rank",), ("output_rank",), ("rank", "output_rank")]),
+)
+def test_memory_is_predicted_to_the_byte(kind: str, share: float, train_basis: bool, sides: tuple[str, ...]) -> None:
     model, x, budget = built(kind, train_basis)
-    config = pcn.PCNConfig(
-        rank, skip_larger=False, train_basis=train_basis, multiple_of=2, output_rank=rank if two_sided else None
-    )
-    budget = pcn.Budget(1.0, step=2, two_sided=two_sided, config=budget.config, optimizer="adam")
+    ranks: dict[str, float | None] = {"rank": None, **dict.fromkeys(sides, share)}
+    config = replace(pcn.PCNConfig(skip_larger=False, train_basis=train_basis, multiple_of=2), **ranks)
+    budget = pcn.Budget(1.0, step=2, two_sided="output_rank" in sides, config=budget.config, optimizer="adam")
     measured = pcn.measure_costs(model, x, budget, times=False)
     assert measured.whole.activations_bytes == kept_bytes(copy.deepcopy(model).train(), x)
     stats = pcn.analyze(model, [x])
@@ -134,6 +139,22 @@ def test_memory_is_predicted_to_the_byte(kind: str, rank: float, train_basis: bo
         if expected is before:
             plan.apply_(model, stats)
     assert after.activations_bytes == kept_bytes(model.train(), x)
+
+
+def test_outputs_are_tried_that_a_rule_asks_for_or_a_budget_may_choose_from() -> None:
+    """A basis of all the outputs of a large head would take gigabytes, and none of them is on offer."""
+    model, x = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 4000)), torch.ones(8, 16)
+
+    def tried(**how: Any) -> list[set[int | None]]:
+        budget = pcn.Budget(memory_mib=0.9, step=8, **how)
+        measured = pcn.measure_costs(model, x, budget, times=False)
+        return [{outputs for _, outputs in measured.layers[name].tried} for name in ("0", "1")]
+
+    assert tried() == [{None}, {None}]
+    assert tried(two_sided=True) == [{None, 8, 32}, {None}]
+    ruled = pcn.PCNConfig(layers={"1": pcn.LayerRule(output_rank=12)}, multiple_of=8)
+    assert tried(config=ruled) == [{None}, {None, 16}]
+    assert tried(config=ruled, two_sided=True) == [{None, 8, 32}, {None, 16}]
 
 
 def test_what_several_layers_keep_is_counted_once_and_belongs_to_none() -> None:

@@ -53,12 +53,13 @@ def test_what_it_trains_is_what_the_plan_says(weight: bool, bias: bool, has_bias
     assert pcn.Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize(("weight", "bias"), FROZEN)
-def test_the_statistics_know_what_a_rank_would_train(weight: bool, bias: bool) -> None:
-    model = network(weight, bias)
-    plan = pcn.make_plan(model, None, pcn.PCNConfig(rank=4, skip_larger=False))
+def test_the_statistics_know_what_a_rank_would_train(weight: bool, bias: bool, centred: bool) -> None:
+    model = network(weight, bias, has_bias=False)
+    plan = pcn.make_plan(model, None, pcn.PCNConfig(rank=4, skip_larger=False, centred=centred))
     shapes = {name: LayerShape.of(model.get_submodule(name)) for name in plan.layers}
-    assert {name: shape.trainable_with(4) for name, shape in shapes.items()} == {
+    assert {name: shape.trainable_with(4, centred=centred) for name, shape in shapes.items()} == {
         name: layer.trainable_after for name, layer in plan.layers.items()
     }
 

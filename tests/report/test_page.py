@@ -143,7 +143,7 @@ def test_bases_of_outputs_are_told(browser: Browser, tmp_path: Path) -> None:
     plan = pcn.make_plan(model, stats, pcn.PCNConfig(rank=None, layers=rules, skip_larger=False))
     browser.visit(write_report(tmp_path / "report.html", of(stats, plan, pcn.PCNConfig(skip_larger=False))))
     outputs_alone, both, whole = (browser.text(f"[data-layer='{name}']") for name in ("0", "2", "4"))
-    assert "all 20" in outputs_alone
+    assert "5 of 16 outputs" in outputs_alone
     assert "This run trains 5 of 16 outputs, which a basis expands. This run: no rank asked for." in outputs_alone
     assert "7 of 16" in both
     assert "This run trains 4 of 12 outputs" in both
@@ -186,6 +186,7 @@ def test_rules_for_single_layers_are_as_little_in_the_slider_as_in_what_it_hands
     config = pcn.PCNConfig(rank=pcn.ExplainedVariance(0.9), centred=centred, layers=rules)
     browser.visit(write_report(tmp_path / "report.html", of(page.stats, page.plan(config), config)))
     check_against_planner(browser, page)
+    assert ("variances here are about zero" in browser.text("#layers-text")) is not centred
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -17,7 +17,9 @@ from new_coordinates import MODELS, batch, loss_of
 from pcn.fusion import fuse_
 from pcn.layers import canonical_weight
 from pcn.nn import PCConv2d, PCLinear, PCModule
-from pcn.statistics import forms
+from pcn.rewriting import directions
+from pcn.statistics import eigen, forms
+from pcn.statistics.moments import Covariance
 from pcn.statistics.sketch import Sketch
 
 HALF = {"rank": None, "output_rank": 0.5, "skip_larger": False}
@@ -203,6 +205,14 @@ def test_what_it_reads_cannot_be_dropped_and_what_it_puts_out_can() -> None:
         pcn.LayerRule(output_rank=3, kernel_rank=2)
 
 
+def test_of_outputs_that_go_nothing_is_said() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 4)).double(), torch.randn(10, 64).double()
+    rules = {"0": pcn.LayerRule(output_rank=32, keep_outputs=16), "1": pcn.LayerRule(4)}
+    plan = pcn.make_plan(model, pcn.analyze(model, [x]), pcn.PCNConfig(rank=None, layers=rules, skip_larger=False))
+    layer = plan.layers["0"]
+    assert (layer.kept_outputs, layer.output_rank, layer.note) == (16, None, None)  # all that are left are trained
+
+
 def test_layers_that_would_not_get_smaller_stay() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).double(), torch.randn(64, 8).double()
@@ -224,6 +234,38 @@ def test_directions_that_no_sample_shows_are_told() -> None:
     narrow = nn.Sequential(nn.Linear(8, 64)).double()
     plan = pcn.make_plan(narrow, pcn.analyze(narrow, [torch.randn(100, 8).double()]), config)
     assert plan.layers["0"].note is None  # more directions than inputs hold nothing, and lose nothing
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 2), st.integers(2, 5), st.integers(2, 40), st.sampled_from([1, 3]), st.booleans(), st.data())
+def test_they_are_those_of_the_whole_covariance(
+    groups: int, width: int, outputs: int, taps: int, both: bool, data: st.DataObject
+) -> None:
+    """Which is not formed where there are more outputs than what they are made of."""
+    torch.manual_seed(0)
+    rank = data.draw(st.integers(1, outputs))
+    weight = torch.randn(groups, outputs, width, taps, dtype=torch.double)
+    rows = torch.randn(99, groups, width, dtype=torch.double) * torch.arange(1, width + 1)
+    inputs = Covariance(rows.mean(0))
+    inputs.add(rows.unsqueeze(-1))
+    covariance = inputs.covariance()
+    if both:
+        values, vectors = eigen.full(covariance)
+        found = directions.output_directions(weight, directions.Directions(vectors, vectors, values), rank)
+    else:
+        found = directions.response_directions(weight, inputs, rank)
+    torch.testing.assert_close(found.mT @ found, torch.eye(rank).double().expand(groups, -1, -1), rtol=0, atol=1e-9)
+    whole = torch.einsum("gnmk,gml,gjlk->gnj", weight, covariance, weight)
+    held = (found.mT @ whole @ found).diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(held, torch.linalg.eigvalsh(whole).flip(-1)[:, :rank], rtol=1e-9, atol=1e-9 * held.max())
+
+
+def test_heads_of_many_outputs_take_no_more_than_their_inputs() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 40_000, bias=False)), torch.randn(64, 4)
+    before = model(x).detach()  # a covariance of so many outputs would take 12 GiB
+    pcn.compress_(model, [x], pcn.PCNConfig(rank=None, output_rank=4, skip_larger=False))
+    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_known_of_very_wide_inputs_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,6 +314,16 @@ def test_it_fades_and_resumes() -> None:
     assert isinstance(model[2], PCLinear)
     assert model[2].basis is None
     torch.testing.assert_close(again(x), model(x), rtol=1e-9, atol=1e-9)
+
+
+def test_optimizers_that_take_no_biases_follow_where_none_is_gained() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 8, bias=False)), torch.randn(64, 8)
+    optimizer = torch.optim.Muon(model.parameters(), 0.01)
+    switch = pcn.Switch(model, optimizer, pcn.PCNConfig(**HALF, keep_dropped=True), at=1)
+    switch.after_epoch(1, [x])
+    assert [module.bias for module in (model[0], model[2])] == [None, None]
+    assert {id(each) for each in optimizer.param_groups[0]["params"]} == {id(each) for each in model.parameters()}
 
 
 def test_a_module_of_its_own() -> None:

@@ -17,7 +17,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import pcn
 from pcn.errors import CheckpointError, ConfigError, StatisticsError
 from pcn.fusion import fuse_
-from pcn.maths.moments import along_patterns
+from pcn.maths import moments
+from pcn.maths.moments import along_patterns, patterns_told_apart
 from pcn.maths.patterns import Patterns, owners
 from pcn.nn import PCConv1d, PCConv2d, PCConv3d
 from pcn.rewriting.directions import FLOOR
@@ -266,6 +267,23 @@ def test_squared_gradients_that_do_not_go_with_what_is_read() -> None:
     each = Patterns(torch.empty(20, 5), torch.ones(4, 5))
     found = along_patterns(moment, (variances / of_tap).flatten(), each)
     torch.testing.assert_close(found, (of_gradient * variances).flatten(1))
+
+
+def test_a_mean_that_patterns_read_is_told_apart() -> None:
+    """It stands at every tap; what varies is left, or as much as taps that do not go together show."""
+    torch.manual_seed(0)
+    root, mean = torch.randn(4, 5, 5, dtype=torch.double), torch.randn(4, dtype=torch.double)
+    scatter = root @ root.mT  # of 5 taps along 4 directions
+    scatter /= scatter.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    patterns = torch.linalg.qr(torch.randn(4, 5, 5, dtype=torch.double))[0].mT
+    each = Patterns(patterns.flatten(0, 1), torch.ones(4, 5))
+    varies, sums = ((patterns @ scatter) * patterns).sum(2), patterns.sum(2).square()
+    of_squares = mean.square()[:, None]
+    relative = ((varies + of_squares * sums) / (1 + of_squares)).flatten()
+    found = patterns_told_apart(relative, (1 + mean.square())[None], mean[None], each)
+    spread = 1 + moments.FLOOR
+    torch.testing.assert_close(found[0], (torch.maximum(varies, spread * sums / 5) / spread).flatten())
+    torch.testing.assert_close(found[1], sums.flatten())
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])

@@ -52,13 +52,15 @@ def test_it_is_exact_where_gradients_do_not_go_with_inputs(
         moment = moment * padding.inside  # beside the image x is zero, and z is -c
         expected = expected * padding.inside + everywhere * of_padding * (1 - padding.inside)
     given = moment, bias, mean, variances, inputs.sum(1)
-    found = second_moment_by_variances(*given, centred=False, padding=padding)
+    found, of_mean = second_moment_by_variances(*given, centred=False, padding=padding)
     torch.testing.assert_close(found, expected)
+    assert of_mean is None
     if padding is None:  # where the mean is not taken off, directions read it as they lie to it
         within = numbers(groups, rank) - 0.5
         given = moment, bias, mean, variances + within.square(), inputs.sum(1)
         of_mean = everywhere * within.square().repeat_interleave(outputs, 0).reshape(-1, rank, *ones)
-        torch.testing.assert_close(second_moment_by_variances(*given, centred=False, within=within), expected + of_mean)
+        found = second_moment_by_variances(*given, centred=False, within=within)
+        torch.testing.assert_close(found, (expected, of_mean))
 
 
 def network(kind: str) -> tuple[nn.Sequential, str]:
@@ -106,6 +108,35 @@ def test_it_is_what_adam_would_have_gathered_in_the_new_coordinates(
     ratio = (carried / optimizer.state[weight]["exp_avg_sq"]).median(0).values
     assert ratio.min() > (0.5 if centred else 0.4)
     assert ratio.max() < (2.0 if mean == 0 or "norm" in kind else 4.0)  # what the mean brought in is not sure
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("how", [{}, {"kernel_rank": 4}, {"keep_outputs": 6}])
+def test_a_large_mean_before_a_norm_is_told_apart(how: dict[str, int], bias: bool) -> None:
+    """A norm takes what it brings off again, in patterns of taps and where inputs are dropped too."""
+    torch.manual_seed(0)
+    first, norm = nn.Conv2d(6, 12, 3), nn.BatchNorm2d(8)
+    layers = first, nn.Softplus(), nn.Conv2d(12, 8, 3, bias=bias), norm, nn.Tanh(), nn.AdaptiveAvgPool2d(1)
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 1))
+    nn.init.constant_(first.bias, 3)
+    optimizer, turn = torch.optim.Adam(model.parameters(), lr=0.0), torch.randn(6, 6)
+
+    def images(count: int) -> Tensor:
+        return torch.einsum("nchw,cd->ndhw", torch.randn(count, 6, 7, 7), turn)
+
+    gather(model, optimizer, images)
+    stats = pcn.analyze(model, [images(300)])
+    reader = pcn.LayerRule(rank=6, centred=False, kernel_rank=how.get("kernel_rank"))
+    rules = {"0": pcn.LayerRule(keep_outputs=how.get("keep_outputs")), "2": reader}
+    config = pcn.PCNConfig(rank=None, layers=rules, skip_larger=False)
+    pcn.make_plan(model, stats, config).apply_(model, stats, optimizer=optimizer)
+    carried = optimizer.state[model[2].weight]["exp_avg_sq"].clone()
+    optimizer.state.clear()
+    gather(model, optimizer, images)
+    found = optimizer.state[model[2].weight]["exp_avg_sq"]
+    ratio = (carried / found).reshape(8, carried.shape[1], -1).mean(2).median(0).values
+    assert ratio.min() > 0.1
+    assert ratio.max() < 2
 
 
 @settings(max_examples=30, deadline=None)

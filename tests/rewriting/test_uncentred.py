@@ -176,7 +176,9 @@ def test_it_fades_without_a_bias() -> None:
     assert isinstance(model[2], PCLinear)
     assert biased(model) == []
     assert before.shape == (64, CLASSES)
-    with pytest.raises(pcn.ConfigError, match="cannot fade: it has no bias"):
+    with pytest.raises(
+        pcn.ConfigError, match=r"cannot fade: it has no bias, .* or have it read its input as it is \(centred=False\)"
+    ):
         pcn.Switch(without_biases("dense"), None, pcn.PCNConfig(rank=0.5, skip_larger=False), at=1, fade=2)
 
 
@@ -237,7 +239,9 @@ def test_an_optimizer_that_takes_no_biases_can_follow() -> None:
     """Muon trains matrices alone; a layer that gains a bias would have to have that elsewhere."""
     model = without_biases("dense").float()
     muon = torch.optim.Muon(model.parameters())
-    with pytest.raises(pcn.PlanError, match="Muon does not take the new parameters"):
+    with pytest.raises(
+        pcn.PlanError, match=r"Muon does not take the new parameters .* have them gain none \(centred=False\)"
+    ):
         pcn.Switch(model, muon, pcn.PCNConfig(rank=0.5, skip_larger=False), at=1)
     switch = pcn.Switch(model, muon, pcn.PCNConfig(**HALF), at=1)
     assert switch.after_epoch(1, [torch.randn(64, 5)]) is not None
@@ -297,3 +301,22 @@ def test_dimensions_and_subspaces_that_a_switch_looks_at_are_those_that_it_would
     second_moments = stats.about_zero(stats.layers)
     for name, directions in switch._seen.subspaces.items():
         torch.testing.assert_close(directions, second_moments.basis(name, plan.layers[name].rank).float())
+
+
+def test_centred_layers_do_not_go_by_statistics_about_zero() -> None:
+    """Their mean would be 0, and what is left of them would lose it."""
+    model, x = without_biases("dense"), batch("dense", 1, 64)[0]
+    stats, config = pcn.analyze(model, [x]), pcn.PCNConfig(rank=0.5, skip_larger=False)
+    plan, about_zero = pcn.make_plan(model, stats, config), stats.about_zero(["2"])
+    said = "statistics about zero, as '2' has, cannot be those of a layer that is centred"
+    for wish in (config, pcn.Budget(params=0.9, step=1)):
+        with pytest.raises(pcn.StatisticsError, match=said):
+            pcn.make_plan(model, about_zero, wish)
+    with pytest.raises(pcn.StatisticsError, match=said):
+        plan.apply_(model, about_zero)
+    only = pcn.PCNConfig(rank=0.5, skip_larger=False, layers={"2": pcn.LayerRule(centred=False)})
+    expected = pcn.make_plan(model, stats, only)
+    assert [layer.rank for layer in pcn.make_plan(model, about_zero, only).transformed] == [
+        layer.rank for layer in expected.transformed
+    ]
+    expected.apply_(model, about_zero)

@@ -30,6 +30,15 @@ def test_the_table_answers_which_layers_are_too_wide():
     assert sum("most" in line for line in lines) == 1
 
 
+def test_no_bias_is_counted_where_none_would_be_gained():
+    statistics = analyze(nn.Sequential(nn.Linear(64, 32, bias=False)), [torch.randn(200, 64) * 0.1 + 3])
+    about_zero = statistics.about_zero(["0"])
+    for each, biases in ((statistics, 32), (about_zero, 0)):
+        directions, trainable, saved = (str(each).splitlines()[3].split()[at] for at in (2, 3, 4))
+        expected = 64 * 32 - 32 * int(directions) - biases if each is about_zero else 0  # nearly all directions alike
+        assert (trainable, saved) == ("2,048", f"{expected:,}")
+
+
 def test_columns_are_aligned():
     lines = str(make_statistics()).splitlines()[2:6]
     ends = [line.index(word) + len(word) for line, word in zip(lines, ("width", " 3", " 64", " 32"), strict=True)]

@@ -258,6 +258,10 @@ def test_a_state_does_not_fit_a_model_that_was_switched_by_another_plan() -> Non
         switch.load_state_dict(states[0.5])
     with pytest.raises(pcn.PlanError, match="from before the switch"):
         switch.load_state_dict(begun().state_dict())
+    alone = begun(rank=None, output_rank=0.5)
+    alone.now([torch.randn(64, 12)])
+    with pytest.raises(pcn.PlanError, match=r"another plan: 'fc1' has all 12 inputs and \d+ trained outputs, a bias"):
+        switch.load_state_dict(alone.state_dict())
 
 
 @pytest.mark.parametrize("state", [{}, None, [1], Mlp().state_dict()])

@@ -12,6 +12,7 @@ from pcn.cli.looking import add_look, look
 from pcn.cli.screen import Screen
 from pcn.cli.settings_flags import add_some_settings
 from pcn.cli.subject import read_subject
+from pcn.plans.ranks import stats_for
 from pcn.rank_rules import Rank
 from pcn.statistics import Statistics
 from pcn.statistics.table import rows, rule_shown
@@ -20,17 +21,18 @@ from pcn.training.requests import pcn_config
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_look(parser)
-    add_some_settings(parser.add_argument_group("what to keep"), ("rank", "exclude", "basis"))
+    add_some_settings(parser.add_argument_group("what to keep"), ("rank", "exclude", "basis", "centred"))
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the statistics, for pcn plan and pcn compress")
 
 
 def _run(arguments: argparse.Namespace, screen: Screen) -> None:
     subject = read_subject(arguments)
     make_room_for_file(arguments.out)
-    rank = pcn_config(subject.settings).rank
-    stats = look(arguments, subject, screen).stats
+    config = pcn_config(subject.settings)
+    stats, rank = look(arguments, subject, screen).stats, config.rank
     if arguments.out is not None:
         stats.save(arguments.out)
+    stats = stats_for(config, stats)
     screen.text(stats.table(rank))
     if arguments.out is not None:
         screen.text(f"\nstatistics in {arguments.out}")

@@ -67,7 +67,7 @@ def second_moment_by_variances(
     centred: bool,
     padding: Padding | None = None,
     within: Tensor | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor | None]:
     """Estimate a running mean of squared gradients in coordinates z of given ``variances`` (g, r).
 
     Where an output's gradient d does not go with its inputs x, a weight's squared gradient is E[d²] E[x_m²] on average,
@@ -79,7 +79,7 @@ def second_moment_by_variances(
     image, of which the old weight has gathered nothing.
 
     Where the new layer reads its input as it is, ``within`` (g, r) is Uᵀmu, and the ``variances`` are E[z²]: what the
-    mean brought in stays, along z_j as often as z_j reads it.
+    mean brought in stays, along z_j as often as z_j reads it. It is returned apart, and is to be added.
     """
     groups = len(total)
     summed = grouped(moment, moment, groups).sum(2)  # (g, n/g, *kernel)
@@ -92,23 +92,45 @@ def second_moment_by_variances(
         scatter = torch.maximum(summed - of_bias * of_mean, LEAST * unrelated)
     else:
         scatter = summed if centred else unrelated
-    spread = exact(variances, moment)
-    if within is not None:
-        of_within = exact(within, moment).square()
-        spread = (spread - of_within).clamp_min(0)
-    spread = spread + FLOOR * spread.mean(1, keepdim=True)  # no step is divided by what only few samples say is nothing
+    spread = _spread(exact(variances, moment), within)
     along = spread.reshape(groups, 1, -1, *[1] * (summed.dim() - 2))
     each = scatter / of_all.clamp_min(TINY)  # E[d²], times the share of reads on the image
     found = each.unsqueeze(2) * along
-    if within is not None:
-        brought = (summed - scatter) / of_mean.clamp_min(TINY)
-        found = found + brought.unsqueeze(2) * of_within.reshape(along.shape)
     if padding is not None:
         inside = exact(padding.inside, moment)
         squares = exact(padding.centre, moment).square().reshape(along.shape)
         of_gradient = each.flatten(2).sum(2).reshape(*summed.shape[:2], *[1] * inside.dim()) / inside.sum()
         found = found + (of_gradient * (1 - inside)).unsqueeze(2) * squares
-    return cast(found.flatten(0, 1), moment)
+    if within is None:
+        return cast(found.flatten(0, 1), moment), None
+    brought = ((summed - scatter) / of_mean.clamp_min(TINY)).unsqueeze(2)
+    brought = brought * exact(within, moment).square().reshape(along.shape)
+    return cast(found.flatten(0, 1), moment), cast(brought.flatten(0, 1), moment)
+
+
+def _spread(variances: Tensor, within: Tensor | None) -> Tensor:
+    """How much coordinates (g, r) vary about their mean; no step is divided by what only few samples say is nothing."""
+    spread = variances if within is None else (variances - exact(within, variances).square()).clamp_min(0)
+    return spread + FLOOR * spread.mean(1, keepdim=True)
+
+
+def patterns_told_apart(
+    relative: Tensor, variances: Tensor, within: Tensor, patterns: Patterns, groups: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Split E[c²] of coordinates along patterns of taps, (g*p,) and ``relative`` to E[z²] = ``variances`` at a tap.
+
+    Returned are how much they vary, relative to how much their direction does, and the square of their mean, relative
+    to that of their direction, ``within``: it stands at every tap. A batch's own mean is not quite that of all, so they
+    are taken to vary no less than where taps do not go together.
+    """
+    every = exact(patterns.taps, relative).flatten(1)
+    of_mean = grouped(every.sum(1).square(), relative, groups)  # (g, p)
+    squares, whole = exact(within, relative).square(), exact(variances, relative)
+    owner = owners(patterns, groups).to(relative.device)
+    squares, whole, spread = (each.gather(1, owner) for each in (squares, whole, _spread(whole, within)))
+    varies = grouped(relative, relative, groups) * whole - squares * of_mean
+    least = spread * of_mean / every.shape[1]
+    return (torch.maximum(varies, least) / spread.clamp_min(TINY)).flatten(), of_mean.flatten()
 
 
 def reads_inside(

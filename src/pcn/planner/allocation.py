@@ -179,15 +179,18 @@ def _fits(chosen: _Chosen) -> bool:
 def _greedy(offers: Offers, start: _Chosen, room: Room) -> _Chosen:
     chosen = _Chosen(dict(start.options), room)
     ladders = {name: bargains(options, room.price) for name, options in offers.items()}
-    queue: list[_Bid] = []
-    for name in offers:
-        _push(queue, _bid(name, chosen, offers[name], ladders[name]))
-    while queue:
-        *_, name, option = heapq.heappop(queue)
-        if chosen.fits(name, option):
-            chosen.change(name, option)
-        # What is left only shrinks: where that did not fit any more, the layer bids again with the best that does.
-        _push(queue, _bid(name, chosen, offers[name], ladders[name]))
+    freed = True
+    while freed:  # a layer may have given up some of one limit for more of another: then all bid again
+        freed, queue = False, list[_Bid]()
+        for name in offers:
+            _push(queue, _bid(name, chosen, offers[name], ladders[name]))
+        while queue:
+            *_, name, option = heapq.heappop(queue)
+            if chosen.fits(name, option):
+                freed = freed or chosen.frees(name, option)
+                chosen.change(name, option)
+            # Where that did not fit any more, the layer bids again with the best that does.
+            _push(queue, _bid(name, chosen, offers[name], ladders[name]))
     return chosen
 
 
@@ -212,6 +215,10 @@ class _Chosen:
     def fits(self, name: str, option: Option) -> bool:
         """Whether there is room for another option of a layer."""
         return self.room.holds(self.costs_with(name, option))
+
+    def frees(self, name: str, option: Option) -> bool:
+        """Whether another option of a layer takes less of some limit."""
+        return any(option.costs[unit] < amount for unit, amount in self.options[name].costs.items())
 
     def change(self, name: str, option: Option) -> None:
         """Choose another option for a layer."""

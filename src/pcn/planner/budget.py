@@ -119,6 +119,11 @@ class Budget:
         return -(-self.step // self.config.multiple_of) * self.config.multiple_of
 
     @property
+    def finest(self) -> Budget:
+        """The same budget where ranks go in steps of 1."""
+        return replace(self, step=1, config=replace(self.config, multiple_of=1))
+
+    @property
     def measures(self) -> bool:
         """Whether the model has to run on its device to know what it costs."""
         return any(name in MEASURED for name in self.units)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from pcn.planner.allocation import Served
 from pcn.planner.channels import Answer
+from pcn.planner.least import lowest
 from pcn.planner.options import Option
 from pcn.planner.prices import taken_off
 from pcn.planner.question import Question
@@ -40,10 +41,10 @@ def nothing_on_offer(question: Question, planned: LayerPlan) -> str:
         return f"any smaller form of it would take more {' or '.join(more)} than now"
     if _smaller(replace(question, budget=replace(budget, floor=0.0)), layer):
         return f"{NO_SMALLER}, with floor={budget.floor:g} of its directions"
-    lowest = replace(layer, rank=1, output_rank=None)
-    if budget.rank_step == 1 or lowest.is_larger or lowest.is_slower:
-        return NO_SMALLER
-    return f"{NO_SMALLER}, in steps of {budget.rank_step} directions"
+    patterns = bool(budget.patterns) and layer.name not in question.untold
+    finer = replace(budget.finest, floor=0.0, patterns=patterns)
+    found = any(not option.whole for option in lowest(layer, finer, question.prices))
+    return f"{NO_SMALLER}, in steps of {budget.rank_step} directions" if found else NO_SMALLER
 
 
 def _smaller(question: Question, layer: LayerPlan) -> list[Option]:

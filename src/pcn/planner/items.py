@@ -106,7 +106,10 @@ class Items:
         """Why what a layer reads must stay; None where it need not."""
         question, layer = self.question, self.question.plan.layers[name]
         if name in question.names:
-            return None if len(question.offers[name]) > 1 else "no smaller form of that layer is on offer"
+            if any(option.rank is not None for option in question.offers[name]):
+                return None
+            beside = " reads directions" if len(question.offers[name]) > 1 else " is on offer"
+            return f"no smaller form of that layer{beside}"
         if layer.frozen:
             return FROZEN
         return "a rule says what is kept there" if question.budget.config.fixes(name) else layer.reason or "it stays"

@@ -44,8 +44,7 @@ class Steps:
     @classmethod
     def of(cls, budget: Budget, layers: Sequence[LayerPlan], prices: Prices, others: Costs) -> Steps:
         """The steps of a budget, for layers beside which everything else takes so much."""
-        finer = replace(budget, step=1, config=replace(budget.config, multiple_of=1))
-        finest = added(others, least((lowest(layer, finer, prices) for layer in layers), prices.units))
+        finest = added(others, least((lowest(layer, budget.finest, prices) for layer in layers), prices.units))
         free = [layer for layer in layers if not budget.config.fixes(layer.name)]
         narrow = [layer.name for layer in free if is_narrow(layer, budget)]
         given = {"Budget(step=1)": budget.step, "PCNConfig(multiple_of=1)": budget.config.multiple_of}
@@ -86,25 +85,24 @@ def lowest(layer: LayerPlan, budget: Budget, prices: Prices) -> list[Option]:
     planned = replace(layer, rank=multiples(budget.rank_step, width, budget.floor * width)[0])
     fewest = min(each or layer.taps for each in tried_patterns(layer, budget))
     planned = replace(planned, kernel_rank=fewest if fewest < layer.taps else None)
-    fewer, alone = _fewest_outputs(layer, budget, 0.0), _fewest_outputs(layer, budget, budget.floor)
-    both = [replace(planned, output_rank=trained) for trained in fewer]
-    forms = [planned, *both, *(replace(planned, rank=None, kernel_rank=None, output_rank=each) for each in alone)]
+    both = [replace(planned, output_rank=trained) for trained in _fewest_outputs(layer, budget)]
+    forms = [planned, *both, *(replace(each, rank=None, kernel_rank=None) for each in both)]
     smaller = [form for form in forms if not (budget.config.skip_larger and (form.is_larger or form.is_slower))]
     found = [Option(f.rank, f.output_rank, prices.after(f), kernel_rank=f.kernel_rank) for f in smaller]
     return [Option(None, None, prices.before(layer)), *found]
 
 
-def _fewest_outputs(layer: LayerPlan, budget: Budget, floor: float) -> Sequence[int]:
+def _fewest_outputs(layer: LayerPlan, budget: Budget) -> Sequence[int]:
     """The fewest outputs that a layer could train behind a basis, if it could."""
     if not on_both_sides(layer, budget):
         return ()
-    return steps_of_outputs(budget.rank_step, layer.out_features // layer.groups, floor)[:1]
+    return steps_of_outputs(budget.rank_step, layer.out_features // layer.groups, budget.floor)[:1]
 
 
 def is_narrow(layer: LayerPlan, budget: Budget) -> bool:
     """Whether a layer has no more inputs than a step of rank, or outputs, so that nothing can be cut of it."""
     narrow = layer.in_features // layer.groups <= budget.rank_step
-    return narrow and not _fewest_outputs(layer, budget, budget.floor)
+    return narrow and not _fewest_outputs(layer, budget)
 
 
 def least(offers: Iterable[Sequence[Option]], units: Iterable[str]) -> Costs:

@@ -55,8 +55,8 @@ def forms(
     ``two_sided`` train all outputs or fewer, and may read all inputs.
 
     A form that takes more time, or memory, than the layer takes now, where that was measured for a budget of it, is one
-    only with ``allow_costlier``. Every form keeps a share of its directions of at least the ``floor``. A layer that has
-    lost inputs always reads what is left along directions, which can stand for some of the lost.
+    only with ``allow_costlier``. Every form keeps a share of its directions of at least the ``floor``, on either side.
+    A layer that has lost inputs always reads what is left along directions, which can stand for some of the lost.
     """
     before = prices.before(layer)
     whole = layer.kept_inputs == layer.in_features
@@ -64,11 +64,10 @@ def forms(
         yield Option(None, None, prices.after(replace(layer, rank=None, output_rank=None, kernel_rank=None)))
     width, outputs = layer.kept_inputs // layer.groups, layer.kept_outputs // layer.groups
     ranks = multiples(step, width, floor * width)
-    fewer = steps_of_outputs(step, outputs) if two_sided else ()
-    alone = steps_of_outputs(step, outputs, floor) if whole and two_sided else ()
-    inputs = product(ranks, (None, *fewer), patterns)
-    for rank, trained, read in (*inputs, *((None, trained, None) for trained in alone)):
-        if rank == width and trained in alone and read is None:
+    fewer = steps_of_outputs(step, outputs, floor) if two_sided else ()
+    alone = [(None, trained, None) for trained in fewer] if whole else []
+    for rank, trained, read in (*product(ranks, (None, *fewer), patterns), *alone):
+        if whole and rank == width and trained is not None and read is None:
             continue  # reading its inputs as they are does the same for less
         planned = replace(layer, rank=rank, output_rank=trained, kernel_rank=read)
         if only_smaller and (planned.is_slower or planned.is_larger):

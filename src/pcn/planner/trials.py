@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from pcn.nn.build import empty_like
 from pcn.planner.budget import Budget
 from pcn.planner.measured import LayerUsage, RankPair
 from pcn.planner.optimizer_state import numbers_kept
+from pcn.planner.values import WIDEST
+from pcn.plans.ranks import trained_outputs
 
 
 def bytes_of_tensors(module: nn.Module, state: int) -> Usage:
@@ -49,9 +52,7 @@ class Trials:
         budget = Budget(params=1.0) if budget is None else budget
         if not isinstance(budget, Budget):
             raise ConfigError(f"budget={budget!r}: give a Budget, such as Budget(step_ms=0.5)")
-        rules = budget.config.layers.values()
-        both = budget.two_sided or any(rule.output_rank is not None for rule in rules)
-        return cls(budget.config, budget.step, numbers_kept(budget.optimizer), both, times)
+        return cls(budget.config, budget.step, numbers_kept(budget.optimizer), budget.two_sided, times)
 
     def layer(self, name: str, layer: nn.Module, kept: Kept) -> LayerUsage:
         """What a layer takes in all of its calls."""
@@ -59,10 +60,10 @@ class Trials:
         whole = bytes_of_tensors(layer, self.state) + Usage(activations_bytes=sum(only.values()))
         tried: dict[RankPair, Usage] = {}
         patterns = self.config.patterns(name, canonical_weight(layer).shape[2:].numel())
-        centred = self.config.centres(name)
+        centred, outputs = self.config.centres(name), self._outputs(name, layer)
         calls = zip(kept.reads[name], kept.keeping[name], strict=True)
         for number, (read, keeps) in enumerate(calls):
-            for form, trial in self._forms(layer, read, patterns, centred).items():
+            for form, trial in self._forms(layer, read, outputs, patterns, centred).items():
                 own = Usage(activations_bytes=only.get(read.key, 0)) if trial.keeps_input else Usage()
                 if form is None:
                     whole += Usage(time_ns=trial.usage.time_ns)
@@ -74,26 +75,27 @@ class Trials:
         return LayerUsage(whole, tried, patterns)
 
     def _forms(
-        self, layer: nn.Module, read: Read, patterns: int | None, centred: bool
+        self, layer: nn.Module, read: Read, outputs: Sequence[int], patterns: int | None, centred: bool
     ) -> dict[RankPair | None, _Trial]:
         weight = canonical_weight(layer)
         memory = weight.dtype, layout_of(weight), weight.requires_grad
-        sizes = (str(layer), replace(read, key=0), *memory, patterns, centred)
+        sizes = (str(layer), replace(read, key=0), *memory, *outputs, patterns, centred)
         if sizes not in self._known:
             like = read.like()
             trials: dict[RankPair | None, _Trial] = {None: self._try(layer, like)}
-            for rank, outputs in self._grid(layer):
-                trials[rank, outputs] = self._try(self._part(layer, rank, outputs, patterns, centred), like)
+            ranks = doubling(self.step, in_width(layer) // groups_of(layer))
+            for rank, trained in [*product(ranks, (None, *outputs)), *product((None,), outputs)]:
+                trials[rank, trained] = self._try(self._part(layer, rank, trained, patterns, centred), like)
             self._known[sizes] = _rising(trials)
         return self._known[sizes]
 
-    def _grid(self, layer: nn.Module) -> Iterable[RankPair]:
-        groups = groups_of(layer)
-        outputs = doubling(self.step, out_width(layer) // groups, times=4) if self.two_sided else []
-        for rank in doubling(self.step, in_width(layer) // groups):
-            yield rank, None
-            yield from ((rank, each) for each in outputs)
-        yield from ((None, each) for each in outputs)
+    def _outputs(self, name: str, layer: nn.Module) -> Sequence[int]:
+        """How many outputs are trained behind a basis in what is tried: as a rule says, or what may be chosen from."""
+        width, asked = out_width(layer) // groups_of(layer), self.config.rule_for(name)[0].output_rank
+        if asked is not None:
+            count = trained_outputs(asked, width, self.config.multiple_of)
+            return [] if count is None else [count]
+        return doubling(self.step, width, times=4) if self.two_sided and width <= WIDEST else []
 
     def _part(
         self, layer: nn.Module, rank: int | None, outputs: int | None, patterns: int | None, centred: bool

@@ -58,7 +58,7 @@ def _settle(layer: LayerPlan, output_reason: str | None) -> LayerPlan:
         elif layer.kernel_rank is None:
             layer = layer.with_note(f"rank {layer.rank} for the {left} inputs kept: a plain layer would be smaller")
     if layer.output_rank is not None and layer.output_rank >= layer.kept_outputs // layer.groups:
-        layer = replace(layer, output_rank=None)
+        layer = replace(layer, output_rank=None, note=None if layer.rank is None else layer.note)
     return replace(layer, output_reason=output_reason)
 
 

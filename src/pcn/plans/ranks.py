@@ -15,6 +15,7 @@ from pcn.plans.layer_plan import NO_RANK, LayerPlan
 from pcn.rank_rules import ExplainedVariance, Fixed, RankRule, SpectrumLike, Threshold, as_rank_rule
 from pcn.statistics import Spectrum, Statistics, forms
 
+CENTRED = "those of a layer that is centred"
 CONSTANT = 1e-6  # an input that varies by less than this much of its mean is taken not to vary
 
 
@@ -45,6 +46,7 @@ def rank_layers(
 
 def stats_for(config: PCNConfig, stats: Statistics) -> Statistics:
     """The statistics with the inputs of layers that are not to be centred taken as they are, their mean in them."""
+    stats.check_about_the_mean(filter(config.centres, stats.layers), CENTRED)
     return stats.about_zero(name for name in stats.layers if not config.centres(name))
 
 
@@ -237,12 +239,20 @@ def check_batch(name: str, asked: str, stats: Statistics) -> None:
 def _output_rank(layer: LayerPlan, wish: int | float, config: PCNConfig) -> int | None:
     """The number of outputs that are trained, in each group; None where that would be all of them."""
     width = layer.out_features // layer.groups
-    count = as_rank_rule(wish).rank(_WidthOnly(width))
-    if count > width and layer.name in config.layers:
+    if isinstance(wish, int) and wish > width and layer.name in config.layers:
         raise ConfigError(
-            f"{layer.name!r} is asked for output_rank {count}, but has {width} outputs: give at most these"
+            f"{layer.name!r} is asked for output_rank {wish}, but has {width} outputs: give at most these"
         )
-    count = -(-min(count, width) // config.multiple_of) * config.multiple_of
+    return trained_outputs(wish, width, config.multiple_of)
+
+
+def trained_outputs(wish: int | float, width: int, multiple_of: int) -> int | None:
+    """Of so many outputs the number that are trained; None where that would be all of them.
+
+    >>> trained_outputs(0.5, 10, 1), trained_outputs(3, 10, 4), trained_outputs(9, 10, 4)
+    (5, 4, None)
+    """
+    count = -(-as_rank_rule(wish).rank(_WidthOnly(width)) // multiple_of) * multiple_of
     return count if count < width else None
 
 

@@ -12,7 +12,7 @@ function showLayer(layer) {
   if (layer.kept) {
     const kept = bar('this run', '');
     const { rank, outputs, trained_outputs: trained } = layer.kept;
-    if (rank === null && trained < outputs) kept.update(width, width, `all ${count(width)}`);
+    if (rank === null && trained < outputs) kept.update(trained, outputs, `${count(trained)} of ${count(outputs)} outputs`);
     else kept.update(rank, width, rank === null ? 'as it is' : `${count(rank)} of ${count(width)}`);
     body.append(kept.node);
   }

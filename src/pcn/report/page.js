@@ -34,7 +34,8 @@ function start() {
   showOthers();
   const when = data.spectra_epoch === null ? '' : ` Spectra as after epoch ${data.spectra_epoch}.`;
   const run = data.planned ? 'Blue: what this run keeps. ' : 'This run has not switched. ';
-  byId('layers-text').textContent = data.missing ? data.missing : `${run}Orange: what the slider would keep. The curve: the variance along each direction of the layer's input, on a logarithmic scale.${when}`;
+  const about = data.layers.some((layer) => !layer.centred) ? ' Layers are not centred: variances here are about zero, with the mean in them.' : '';
+  byId('layers-text').textContent = data.missing ? data.missing : `${run}Orange: what the slider would keep. The curve: the variance along each direction of the layer's input, on a logarithmic scale.${about}${when}`;
   if (data.missing) {
     ['explore-title', 'explore-text', 'controls', 'skip-label', 'totals', 'codes'].forEach((id) => { byId(id).hidden = true; });
     rows.forEach((row) => updateLayer(row, { rank: null, reason: row.layer.fixed, exact: true }));

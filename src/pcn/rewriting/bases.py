@@ -13,7 +13,7 @@ from pcn.errors import PlanError
 from pcn.layers import LAYER_TYPES, by_group, canonical_weight, unwrap
 from pcn.plans.layer_plan import LayerPlan
 from pcn.plans.plan import Plan
-from pcn.plans.ranks import few_samples, is_made_up
+from pcn.plans.ranks import CENTRED, few_samples, is_made_up
 from pcn.rewriting import directions
 from pcn.rewriting.directions import Directions
 from pcn.statistics import Statistics
@@ -57,6 +57,7 @@ Bases = dict[str, Basis]
 def find_bases(plan: Plan, stats: Statistics, model: nn.Module) -> Bases:
     """Work out the coordinates for a plan, all but patterns of taps, which :mod:`pcn.rewriting.patterns` measures."""
     base = unwrap(model)
+    stats.check_about_the_mean((layer.name for layer in plan.transformed if layer.centred), CENTRED)
     stats = stats.about_zero(layer.name for layer in plan.transformed if not layer.centred)
     _warn_of_few_samples(plan, stats)
     return {layer.name: _find(plan, layer, stats, base) for layer in plan.transformed}
@@ -93,17 +94,17 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
         outputs = directions.output_directions(weight, found, layer.output_rank).flatten(0, 1)
     kept, block = kept_inputs(plan, layer), None
     found = directions.preconditioned(found, layer.precondition)
-    variances = found.variances
+    variances, within = found.variances, stats.mean_within(layer.name)
     if kept is not None:
         index = kept.to(found.along.device).reshape(layer.groups, -1) % found.along.shape[1]
-        variances = directions.left_of(found, index)
+        variances = directions.left_of(found, index, within.reshape(layer.groups, -1))
         if layer.order == "kept_block":
             block, variances = stats.block_basis(layer.name, kept, layer.rank)
     dual = None if found.back is found.along else found.back.flatten(0, 1)
     total = stats.variance(layer.name)
     basis = Basis(stats.mean(layer.name), found.along.flatten(0, 1), variances, total, block, dual, outputs)
     if not layer.centred:
-        basis = replace(basis, within=stats.mean_within(layer.name))
+        basis = replace(basis, within=within)
     if layer.sized_for == "sgd":
         return basis
     return replace(basis, scale=directions.size_for_adam(variances.clamp_min(0).sqrt(), stats.deviations(layer.name)))
@@ -112,11 +113,13 @@ def _find(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> 
 def _outputs(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Tensor:
     """The output basis (n, s) of a layer that reads its input as it is."""
     assert layer.output_rank is not None
-    weight = by_group(weight_of(plan, layer, model).to(stats.mean(layer.name)), layer.groups)
-    covariance = directions.output_covariance(weight, stats.moments[stats.layers[layer.name]])
+    mean = stats.mean(layer.name)
     if layer.basis == "random":
-        return directions.random(covariance, layer.output_rank, layer.name).along.flatten(0, 1)
-    return directions.leading(covariance, layer.output_rank).flatten(0, 1)
+        outputs = layer.kept_outputs // layer.groups
+        return directions.drawn(layer.groups, outputs, layer.output_rank, layer.name).flatten(0, 1).to(mean)
+    weight = by_group(weight_of(plan, layer, model).to(mean), layer.groups)
+    found = directions.response_directions(weight, stats.moments[stats.layers[layer.name]], layer.output_rank)
+    return found.flatten(0, 1)
 
 
 def _directions(plan: Plan, layer: LayerPlan, stats: Statistics, model: nn.Module) -> Directions:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pcn.running.seeded import generator
@@ -29,9 +30,16 @@ class Directions(NamedTuple):
 
 def random(covariance: Tensor, rank: int, name: str) -> Directions:
     """Return orthonormal directions that know nothing of the input; the same ones for the same name."""
-    drawn = torch.randn(*covariance.shape[:2], rank, generator=generator(name), dtype=torch.float64, device="cpu")
-    along = torch.linalg.qr(drawn.to(covariance))[0]
+    groups, width, _ = covariance.shape
+    along = drawn(groups, width, rank, name).to(covariance)
     return Directions(along, along, _variances(covariance, along))
+
+
+def drawn(groups: int, width: int, rank: int, name: str) -> Tensor:
+    """Return such directions (g, w, r) alone."""
+    normal = torch.randn(groups, width, rank, generator=generator(name), dtype=torch.float64, device="cpu")
+    along: Tensor = torch.linalg.qr(normal)[0]
+    return along
 
 
 def balanced(covariance: Tensor, gram: Tensor, rank: int) -> Directions:
@@ -55,21 +63,35 @@ def response_gram(weight: Tensor) -> Tensor:
 
 def output_directions(weight: Tensor, inputs: Directions, rank: int) -> Tensor:
     """Return the leading directions (g, n, s) of a layer's output, kernel positions taken as uncorrelated."""
-    projected = torch.einsum("gnmk,gmr->gnrk", weight, inputs.back)
-    return leading(torch.einsum("gnrk,gr,glrk->gnl", projected, inputs.variances, projected), rank)
+    projected = torch.einsum("gnmk,gmr->gnkr", weight, inputs.back)
+    return _of_factor(projected * inputs.variances.clamp_min(0).sqrt()[:, None, None, :], rank)
 
 
-def output_covariance(weight: Tensor, inputs: Moments) -> Tensor:
-    """Return the covariance (g, n, n) of what a weight (g, n, w, k) makes of inputs, taken likewise."""
-    groups = [
-        torch.einsum("knm,klm->nl", taps, torch.stack([inputs.apply(rows, group) for rows in taps]))
-        for group, taps in enumerate(weight.permute(0, 3, 1, 2))
-    ]
-    return torch.stack(groups)
+def response_directions(weight: Tensor, inputs: Moments, rank: int) -> Tensor:
+    """Return the leading directions (g, n, s) of what a weight (g, n, w, k) makes of inputs, taken likewise."""
+    _, outputs, width, taps = weight.shape
+    if outputs > width * taps:
+        return _of_factor(torch.einsum("gnmk,gml->gnkl", weight, _root(inputs.covariance())), rank)
+    rows = weight.permute(0, 3, 1, 2)
+    seen = [inputs.apply(each.flatten(0, 1), group) for group, each in enumerate(rows)]
+    return _leading(torch.einsum("gknm,gklm->gnl", rows, torch.stack(seen).view_as(rows)), rank)
 
 
-def leading(covariance: Tensor, rank: int) -> Tensor:
-    """Return the directions (g, n, s) in which most varies."""
+def _of_factor(factor: Tensor, rank: int) -> Tensor:
+    """Return the directions (g, n, s) in which most varies of a covariance F Fᵀ, for F (g, n, k, l).
+
+    Of many outputs it is not formed, and whatever completes the directions beyond its rank.
+    """
+    factor = factor.flatten(2)
+    if factor.shape[1] <= factor.shape[2]:
+        return _leading(factor @ factor.mT, rank)
+    found = torch.linalg.svd(factor, full_matrices=False)[0][..., :rank]
+    if (more := rank - found.shape[2]) > 0:
+        found = torch.linalg.qr(F.pad(found, (0, more)))[0]
+    return eigen.with_fixed_signs(found)
+
+
+def _leading(covariance: Tensor, rank: int) -> Tensor:
     return eigen.full(covariance)[1][..., :rank]
 
 
@@ -110,16 +132,20 @@ def size_for_adam(coordinates: Tensor, inputs: Tensor) -> Tensor:
     return torch.where(found > 0, inputs.to(found).sum(1) / found, 1)
 
 
-def left_of(found: Directions, kept: Tensor) -> Tensor:
+def left_of(found: Directions, kept: Tensor, within: Tensor) -> Tensor:
     """Approximate the variances (g, r) of coordinates that only read the ``kept`` inputs (g, k), by directions' shares.
 
+    A mean ``within`` the inputs (g, w), by whose squares variances about 0 are larger, is known input by input.
+
     >>> one = torch.eye(2)[None]
-    >>> left_of(Directions(one, one, torch.tensor([[4.0, 1.0]])), torch.tensor([[1]]))
+    >>> left_of(Directions(one, one, torch.tensor([[4.0, 1.0]])), torch.tensor([[1]]), torch.zeros(1, 2))
     tensor([[0., 1.]])
     """
-    squares = found.along.square()
-    left = squares.gather(1, kept.unsqueeze(-1).expand(-1, -1, squares.shape[-1])).sum(1)
-    return found.variances * left / squares.sum(1)
+    places = kept.unsqueeze(-1).expand(-1, -1, found.along.shape[-1])
+    squares, of_mean = found.along.square(), found.along * within.to(found.along).unsqueeze(-1)
+    share = squares.gather(1, places).sum(1) / squares.sum(1)
+    about_it = (found.variances - of_mean.sum(1).square()).clamp_min(0)
+    return about_it * share + of_mean.gather(1, places).sum(1).square()
 
 
 def _way_back(covariance: Tensor, along: Tensor) -> Tensor:

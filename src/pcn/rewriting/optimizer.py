@@ -63,8 +63,8 @@ def first_state(optimizer: Optimizer, after: dict[int, list[Member]]) -> dict[Te
         raise PlanError(
             f"{type(optimizer).__name__} does not take the new parameters ({error}); a layer without a bias gains "
             "one, and no optimizer that was given has a group with biases or other vectors for it to join: give the "
-            "one that trains such, as in optimizer=[muon, adamw], give these layers a bias from the start, or exclude "
-            "them"
+            "one that trains such, as in optimizer=[muon, adamw], give these layers a bias from the start, have "
+            "them gain none (centred=False), or exclude them"
         ) from error
     return {parameter: state for parameter, state in zip(joining, states, strict=True) if state}
 

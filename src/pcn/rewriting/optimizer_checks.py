@@ -22,7 +22,7 @@ def check_could_follow(
     optimizers: Sequence[Optimizer], layers: Mapping[str, nn.Module], config: PCNConfig, *, strict: bool
 ) -> None:
     """Raise for an optimizer that could follow no plan for these layers, which would show epochs later."""
-    likely = [_any_change(layer, config.centres(name)) for name, layer in layers.items()]
+    likely = [_any_change(layer, config, name) for name, layer in layers.items()]
     for optimizer in optimizers:
         held = held_by([optimizer])
         if likely and all(id(change.old) in held for change in likely):  # whatever is replaced, it has some of it
@@ -115,10 +115,12 @@ def _living(parameters: Sequence[nn.Parameter]) -> list[Optimizer]:
     return [each for each in every if hasattr(each, "param_groups") and not ids.isdisjoint(held_by([each]))]
 
 
-def _any_change(layer: nn.Module, centred: bool) -> Replaced:
+def _any_change(layer: nn.Module, config: PCNConfig, name: str) -> Replaced:
     """What any plan would do to a layer, as far as optimizers are concerned."""
     assert isinstance(layer.weight, nn.Parameter)
-    gains = layer.bias is None and centred
+    rule = config.rule_for(name)[0]
+    loses_no_mean = config.keep_dropped and rule.rank is None and rule.output_rank is not None
+    gains = layer.bias is None and config.centres(name) and not loses_no_mean
     gained = (("bias", nn.Parameter(layer.weight.detach().new_zeros(1))),) if gains else ()
     return Replaced(layer.weight, layer.weight, None, gained=gained)
 

@@ -12,6 +12,7 @@ from pcn.errors import PlanError
 from pcn.maths.moments import (
     Padding,
     along_patterns,
+    patterns_told_apart,
     project_first_moment,
     reads_inside,
     second_moment_by_variances,
@@ -120,8 +121,15 @@ def _squares(
         variances = variances * known.scale.to(variances).unsqueeze(1) ** 2
     given = value, bias_value, known.mean if known.within is None else known.within, variances, known.total
     padding, within = _padding(layer, positions), _within(layer, known, kept)
-    value = second_moment_by_variances(*given, centred=centred, padding=padding, within=within)
-    return value if patterns is None or spread is None else along_patterns(value, spread, patterns, layer.groups)
+    varying, of_mean = second_moment_by_variances(*given, centred=centred, padding=padding, within=within)
+    if patterns is None or spread is None:
+        return varying if of_mean is None else varying + of_mean
+    if within is None or of_mean is None:
+        return along_patterns(varying, spread, patterns, layer.groups)
+    parts = patterns_told_apart(spread, variances, within, patterns, layer.groups)
+    each = zip((varying, of_mean), parts, strict=True)
+    varying, of_mean = (along_patterns(value, part, patterns, layer.groups) for value, part in each)
+    return varying + of_mean
 
 
 def _padding(layer: PCModule, positions: float | None) -> Padding | None:

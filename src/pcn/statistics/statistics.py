@@ -50,9 +50,9 @@ class LayerShape:
         """Trained numbers of the layer as it stands."""
         return self._trained(self.inputs // self.groups, self.bias)
 
-    def trainable_with(self, rank: int) -> int:
-        """Trained numbers with this many directions in each group: the layer then has a bias in any case."""
-        return self._trained(rank, True)
+    def trainable_with(self, rank: int, *, centred: bool = True) -> int:
+        """Trained numbers with this many directions in each group: a centred layer then has a bias in any case."""
+        return self._trained(rank, self.bias or centred)
 
     def _trained(self, width: int, bias: bool) -> int:
         biases = bias and not (self.frozen if self.bias_frozen is None else self.bias_frozen)
@@ -165,7 +165,8 @@ class Statistics:
     def about_zero(self, layers: Iterable[str]) -> Statistics:
         """The same, but of these layers' inputs as if their mean were 0: E[x xᵀ] in place of the covariance.
 
-        Those of them that read the same activation still share it. They are neither saved nor merged.
+        Those of them that read the same activation still share it. They are neither saved nor merged, nor do centred
+        layers go by them.
         """
         wanted = {name for name in layers if name in self.layers and not self._of(name).from_zero}
         if not wanted:
@@ -180,8 +181,9 @@ class Statistics:
         about._spectra, about._about_zero = self._spectra, self._about_zero
         return about
 
-    def _check_about_the_mean(self, what: str) -> None:
-        name = next((name for name in self.layers if self._of(name).from_zero), None)
+    def check_about_the_mean(self, layers: Iterable[str], what: str) -> None:
+        """Raise where the mean of one of these layers' inputs counts as 0: that cannot be ``what`` is wanted."""
+        name = next((name for name in layers if name in self.layers and self._of(name).from_zero), None)
         if name is not None:
             raise StatisticsError(
                 f"statistics about zero, as {name!r} has, cannot be {what}: take those that about_zero was asked of"
@@ -196,7 +198,7 @@ class Statistics:
         from pcn.statistics.merging import merge
 
         for side in (self, other):
-            side._check_about_the_mean("merged")
+            side.check_about_the_mean(side.layers, "merged")
         return merge(self, other)
 
     def table(self, rule: Rank | None = None) -> str:
@@ -220,7 +222,7 @@ class Statistics:
         """Write everything into one safetensors file, for :meth:`load`."""
         from pcn.statistics.saved import save
 
-        self._check_about_the_mean("saved")
+        self.check_about_the_mean(self.layers, "saved")
         save(self, path)
 
     @staticmethod

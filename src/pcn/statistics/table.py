@@ -82,8 +82,9 @@ def _row(statistics: Statistics, name: str, rule: RankRule) -> Row:
     except StatisticsError as error:
         return Row(name, width, shape.groups, None, shape.trainable, 0, str(error).removeprefix(f"{name!r}: "))
     # With its basis the layer may be larger than before, and is then left alone by default.
-    grows = shape.trainable_with(directions) + shape.inputs * (directions + 1) >= shape.trainable
-    saved = 0 if grows else shape.trainable - shape.trainable_with(directions)
+    trainable = shape.trainable_with(directions, centred=not statistics.moments[statistics.layers[name]].from_zero)
+    grows = trainable + shape.inputs * (directions + 1) >= shape.trainable
+    saved = 0 if grows else shape.trainable - trainable
     return Row(name, width, shape.groups, directions, shape.trainable, saved)
 
 

@@ -116,4 +116,5 @@ def _shown(sizes: tuple[int | None, ...] | None) -> str:
     rank, trained, inputs, outputs, patterns, bias = sizes
     kernels = "" if patterns is None else f" in {patterns} patterns"
     trains = f"{outputs if trained is None else trained} trained outputs, {'a' if bias else 'no'} bias"
-    return f"rank {rank} of {inputs} inputs{kernels} and {trains}"
+    reads = f"all {inputs} inputs" if rank is None else f"rank {rank} of {inputs} inputs{kernels}"
+    return f"{reads} and {trains}"

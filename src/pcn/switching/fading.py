@@ -95,7 +95,8 @@ class Fading:
 def unfading(name: str) -> ConfigError:
     """What is wrong with a layer whose weight cannot fade without its output losing its mean."""
     return ConfigError(
-        f"{name!r} cannot fade: it has no bias, and no batch norm that trains and could do without; give it one"
+        f"{name!r} cannot fade: it has no bias, and no batch norm that trains and could do without; give it one, "
+        "or have it read its input as it is (centred=False)"
     )
 
 
