@@ -375,6 +375,11 @@ def test_a_plan_advises_flags_and_not_python(capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     assert "stay unused, as no layer may get larger or slower (--no-skip-larger lets them)" in shown
     assert "PCNConfig" not in shown
+    assert main(["plan", *LOOK, "--params", "0.9", "--keep-dropped"]) == 0
+    assert "not counting the weights that --keep-dropped keeps beside them" in capsys.readouterr().out
+    assert "; --keep-dropped keeps each layer's weight" in refused(
+        capsys, "plan", *LOOK, "--keep-dropped", "--stored", "0.5"
+    )
     assert main(["plan", *LOOK, "--params", "0.9", "--no-skip-larger"]) == 0
     assert "--no-skip-larger" not in capsys.readouterr().out
     both = "--params", "0.5", "--memory-mib", "0.5", "--patterns"

@@ -372,6 +372,27 @@ def test_a_layer_of_which_a_floor_leaves_no_smaller_form_is_named() -> None:
     pcn.compress_(wide_then_narrow(), [torch.randn(900, 768)], replace(budget, config=pcn.PCNConfig(skip_larger=False)))
 
 
+@pytest.mark.parametrize("limit", ["stored", "flops"])
+def test_a_limit_that_what_is_kept_of_the_weights_puts_out_of_reach_is_met_without_it(limit: str) -> None:
+    model, config = network(), pcn.PCNConfig(keep_dropped=True)
+    budget = pcn.Budget(**{limit: 0.8}, config=config)
+    early = refusal(lambda: check_reachable(model, budget, example=Example.of(BATCH)))
+    assert early is not None
+    assert re.search(
+        r"\(100.0% of now\); PCNConfig\(keep_dropped=True\) keeps .*: without it, it would be [\d,]+", early
+    )
+    stats, graph = pcn.analyze(model, [BATCH]), pcn.trace(model, BATCH)
+    assert early == refusal(lambda: Question.of(model, stats, budget.settled(), graph, None))
+    assert "keep_dropped" not in str(refusal(lambda: check_reachable(model, pcn.Budget(params=0.001, config=config))))
+    pcn.compress_(model, [BATCH], replace(budget, config=pcn.PCNConfig()))
+
+
+def test_memory_that_what_is_kept_of_the_weights_takes_is_said_to() -> None:
+    budget = pcn.Budget(memory_mib=0.2, config=pcn.PCNConfig(keep_dropped=True))
+    with pytest.raises(pcn.ConfigError, match=r"PCNConfig\(keep_dropped=True\) keeps .*: without it, it may get lower"):
+        pcn.compress_(wide_then_narrow(), [torch.randn(900, 768)], budget)
+
+
 def test_a_parametrised_layer_is_named_by_itself_with_what_to_do() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(64, 64)))
     with pytest.raises(pcn.ConfigError, match=r"nothing from '2' \(4,2\d\d parameters: .*remove_parametrizations"):

@@ -52,6 +52,9 @@ def test_the_rule_that_binds_is_named_and_without_it_more_is_spent() -> None:
         f"{left:,} parameters ({share:.1%} of params) stay unused, as no layer may get larger or slower "
         "(PCNConfig(skip_larger=False) lets them)"
     )
+    kept = planned(pcn.Budget(params=0.8, config=pcn.PCNConfig(keep_dropped=True)))  # with more stored than now
+    beside = "slower, not counting the weights that keep_dropped=True keeps beside them "
+    assert kept.unspent == plan.unspent.replace("slower ", beside)
     larger = planned(pcn.Budget(params=0.8, config=ANY_SIZE))
     assert larger.unspent is None
     assert left_of(larger, int(0.8 * total)) < left

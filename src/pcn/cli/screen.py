@@ -18,6 +18,8 @@ FLAGS = {  # what the library advises in Python
     "form='dense'": "--form dense",
     "PCNConfig(kernel_rank=4)": "--kernel-rank 4",
     "PCNConfig(skip_larger=False)": "--no-skip-larger",
+    "PCNConfig(keep_dropped=True)": "--keep-dropped",
+    "keep_dropped=True": "--keep-dropped",
     "give what Statistics.save wrote": "give a file that pcn analyze --out wrote",
     "(skip_larger=False insists)": "(--no-skip-larger insists)",
 }

@@ -23,6 +23,8 @@ KEPT = (
     "PCNConfig(rank=..., keep_outputs=...), without a budget, may get lower"
 )
 
+DROPPED = "PCNConfig(keep_dropped=True) keeps each layer's weight beside what is trained, frozen"
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -31,6 +33,7 @@ class Steps:
     ``narrow`` are the layers that have no more inputs than a step, ``nothing_else`` says that there are no others, and
     ``finest`` is the least that the whole model could take in steps of 1, in units that are counted. With ``drops``,
     channels go as well, once ranks alone fit. No layer keeps a smaller share of its directions than the ``floor``.
+    ``freed`` is the least, where it is counted, if what is dropped did not stay; None where it does not.
     """
 
     size: int = 1
@@ -40,6 +43,7 @@ class Steps:
     drops: bool = False
     floor: float = 0.0
     nothing_else: bool = False
+    freed: Costs | None = None
 
     @classmethod
     def of(cls, budget: Budget, layers: Sequence[LayerPlan], prices: Prices, others: Costs) -> Steps:
@@ -48,20 +52,33 @@ class Steps:
         free = [layer for layer in layers if not budget.config.fixes(layer.name)]
         narrow = [layer.name for layer in free if is_narrow(layer, budget)]
         given = {"Budget(step=1)": budget.step, "PCNConfig(multiple_of=1)": budget.config.multiple_of}
+        bare = [replace(layer, keep_dropped=False) for layer in layers]
+        freed = added(others, least((lowest(layer, budget, prices) for layer in bare), prices.units))
         return cls(
             budget.rank_step,
             " and ".join(ask for ask, size in given.items() if size > 1),
             tuple(narrow),
-            {unit: amount for unit, amount in finest.items() if not UNITS[unit].measured},
+            _counted(finest),
             budget.drop_channels,
             budget.floor,
             0 < len(narrow) == len(free),
+            _counted(freed) if budget.config.keep_dropped else None,
         )
 
     def advice(self, least: Costs, now: Costs) -> str:
         """What to change where this, the least that could be had, is too much; nothing where nothing is known."""
         held = f"; floor={self.floor:g} keeps as much of every layer's directions" if self.floor else ""
-        return held + self._finer(least, now) + (KEPT if self.drops else "")
+        return held + self._without_dropped(least, now) + self._finer(least, now) + (KEPT if self.drops else "")
+
+    def _without_dropped(self, least: Costs, now: Costs) -> str:
+        """What would come of it if what is dropped did not stay, frozen: that is no parameter, but all else."""
+        if self.freed is None:
+            return ""
+        lower = {unit: self.freed[unit] for unit in least if self.freed.get(unit, least[unit]) < least[unit]}
+        reached = " and ".join(UNITS[unit].at_least(amount, now.get(unit)) for unit, amount in lower.items())
+        if lower:
+            return f"; {DROPPED}: without it, it would be {reached}"
+        return f"; {DROPPED}: without it, it may get lower" if any(UNITS[unit].measured for unit in least) else ""
 
     def _finer(self, least: Costs, now: Costs) -> str:
         lower = {unit: self.finest[unit] for unit in least if self.finest.get(unit, least[unit]) < least[unit]}
@@ -71,6 +88,11 @@ class Steps:
         reached = " and ".join(UNITS[unit].at_least(amount, now.get(unit)) for unit, amount in lower.items())
         instead = f"with {self.instead} it would be {reached}" if lower else f"{self.instead} may get lower"
         return f"; ranks go in steps of {self.size}{held if self.narrow else ''}: {instead}"
+
+
+def _counted(costs: Costs) -> Costs:
+    """Those that are known without a measurement."""
+    return {unit: amount for unit, amount in costs.items() if not UNITS[unit].measured}
 
 
 def lowest(layer: LayerPlan, budget: Budget, prices: Prices) -> list[Option]:

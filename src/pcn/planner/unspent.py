@@ -18,7 +18,8 @@ from pcn.plans.layer_plan import LayerPlan
 CLEARLY = 0.02  # of a limit: less may be left by steps of rank
 ROUNDING = 1e-6  # of what a layer is worth: less is no gain
 NOTHING_MORE = "by what is known of them no layer gains anything by more"
-LARGER = "no layer may get larger or slower (PCNConfig(skip_larger=False) lets them)"
+LARGER = "no layer may get larger or slower{beside} (PCNConfig(skip_larger=False) lets them)"
+BESIDE = ", not counting the weights that keep_dropped=True keeps beside them"
 
 
 class _Step(NamedTuple):
@@ -102,7 +103,7 @@ def _withheld(question: Question, step: _Step, short: list[str]) -> Iterator[str
     rank, output_rank, kernel_rank = _sizes(step.option)
     form = replace(step.layer, rank=rank, output_rank=output_rank, kernel_rank=kernel_rank)
     if question.budget.config.skip_larger and (form.is_larger or form.is_slower):
-        yield LARGER
+        yield LARGER.format(beside=BESIDE if form.keep_dropped else "")
     if not question.allow_costlier:
         whole = question.prices.before(step.layer)
         dearer = [unit for unit in costlier(step.option.costs, whole) if unit not in short]
