@@ -203,7 +203,9 @@ class Settings:
         if self.rank is not None and self.has_budget:
             raise ConfigError("rank and a budget are both given: a budget chooses the ranks itself")
         if self.pcn is not None and self.has_budget:
-            raise ConfigError("pcn and a budget are both given: pcn names ranks of the paper, a budget chooses its own")
+            raise ConfigError(
+                "pcn and a budget are both given: pcn names ranks of the paper, a budget chooses its own; leave one out"
+            )
         named = [name for name in ("two_sided", "drop_channels", "patterns") if getattr(self, name)]
         named += [f"rank_step={self.rank_step}"] if self.rank_step != STEP else []
         named += [f"rank_floor={self.rank_floor}"] if self.rank_floor else []
