@@ -10,8 +10,8 @@ SVD after 150 steps, all but the last layer's, to the same share of the full ran
 Adam give by themselves is shown by a narrow Llama, and the wide one, that are rewritten in all of them; that gives
 layers biases, which a narrow Llama with such, from scratch, stands beside. Where inputs are not centred no layer gains
 a bias, and folding gives the Llama back as it was. A budget that is two-sided chooses for every layer whether inputs or
-outputs get a basis. Each has the best of the learning rates, by the loss of a seed of its own on held-out bytes; other
-bytes are the test.
+outputs get a basis. One narrow Llama is trained by Muon, which scales steps by other means. Each has the best of the
+learning rates, by the loss of a seed of its own on held-out bytes; other bytes are the test.
 Results: benchmarks/results/small_llama.json
 """
 
@@ -40,18 +40,19 @@ from pcn.costs.count import count, flops_per_sample
 from peers.factors import all_layers, factorise_
 from peers.svd import full_rank, ranks_for
 from records import Record, Records, commit_at_start
-from texts import HELD_OUT, LENGTH, TRAINED, Switch, loss_on, pieces, read_bytes, train
+from texts import HELD_OUT, LENGTH, TRAINED, Switch, adamw, loss_on, pieces, read_bytes, train
 
 HIDDEN, INNER = 192, 512
 HEADS, LAYERS = 4, 2
 SHARE = 0.4  # of the parameters, that the PCN trains
-RATES = (3e-4, 1e-3, 3e-3)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 CALIBRATION = 16  # batches
 TEXT = TRAINED + 2 * HELD_OUT  # to train on, for validation, and the test
 PARENT, PCN = "wide", "PCN within a budget"
 NARROW, NARROW_STORED = "narrow, as many trained", "narrow, as many stored"
 LOW_RANK, LOW_RANK_STORED = "low rank by SVD, as many trained", "low rank by SVD, as many stored"
 BIASED = "narrow, as many trained, with biases"
+BY_MUON = "narrow, as many trained, by Muon"
 NARROW_ROTATED, ROTATED = (
     "narrow, as many trained, in sized principal coordinates",
     "wide, in sized principal coordinates",
@@ -60,7 +61,7 @@ UNCENTRED = {name: f"{name}, not centred" for name in (PCN, ROTATED)}
 AS_STORED = (NARROW_STORED, LOW_RANK_STORED)  # as large as the PCN of the grid at its best rate
 EITHER_SIDE = "PCN within a budget, on either side"
 BESIDE = (PARENT, PCN, NARROW, BIASED, NARROW_ROTATED, NARROW_STORED, LOW_RANK, LOW_RANK_STORED, ROTATED)
-NETWORKS = (*BESIDE, *UNCENTRED.values(), EITHER_SIDE)
+NETWORKS = (*BESIDE, *UNCENTRED.values(), EITHER_SIDE, BY_MUON)
 
 
 def llama(hidden: int = HIDDEN, inner: int = INNER, *, biases: bool = False) -> nn.Module:
@@ -99,11 +100,12 @@ class Run:
 def run(each: Run) -> Record:
     data = bytes_of(each.text)
     torch.manual_seed(each.seed)
-    is_narrow = each.network in (NARROW, BIASED, NARROW_STORED, NARROW_ROTATED)
+    is_narrow = each.network in (NARROW, BIASED, BY_MUON, NARROW_STORED, NARROW_ROTATED)
     shape = narrow(each.limit) if is_narrow else (HIDDEN, INNER)
     model = llama(*shape, biases=each.network == BIASED)
     switch = switching(each, model, data[:TRAINED])
-    train(model, each.rate, data[:TRAINED], torch.Generator().manual_seed(each.seed), switch)
+    drawn, make = torch.Generator().manual_seed(each.seed), muon if each.network == BY_MUON else adamw
+    train(model, each.rate, data[:TRAINED], drawn, switch, make)
     cost = count(model)
     return {
         "network": each.network,
@@ -121,6 +123,14 @@ def run(each: Run) -> Record:
 @cache
 def bytes_of(text: Path) -> Tensor:
     return read_bytes(text, TEXT)
+
+
+def muon(model: nn.Module, rate: float) -> list[Optimizer]:
+    """Muon for the matrices of the layers, with steps as large as AdamW's, and AdamW for all else, as is usual."""
+    own = {id(layer.weight) for _, layer in all_layers(model)[:-1]}
+    inner, other = ([p for p in model.parameters() if (id(p) in own) == is_own] for is_own in (True, False))
+    steps = torch.optim.Muon(inner, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    return [steps, torch.optim.AdamW(other, lr=rate)]
 
 
 def switching(each: Run, model: nn.Module, data: Tensor) -> Switch | None:
