@@ -57,7 +57,7 @@ NARROW_ROTATED, ROTATED = (
     "narrow, as many trained, in sized principal coordinates",
     "wide, in sized principal coordinates",
 )
-UNCENTRED = {name: f"{name}, not centred" for name in (PCN, ROTATED)}
+UNCENTRED = {name: f"{name}, not centred" for name in (PCN, ROTATED, NARROW_ROTATED)}
 AS_STORED = (NARROW_STORED, LOW_RANK_STORED)  # as large as the PCN of the grid at its best rate
 EITHER_SIDE = "PCN within a budget, on either side"
 BESIDE = (PARENT, PCN, NARROW, BIASED, NARROW_ROTATED, NARROW_STORED, LOW_RANK, LOW_RANK_STORED, ROTATED)
@@ -100,7 +100,7 @@ class Run:
 def run(each: Run) -> Record:
     data = bytes_of(each.text)
     torch.manual_seed(each.seed)
-    is_narrow = each.network in (NARROW, BIASED, BY_MUON, NARROW_STORED, NARROW_ROTATED)
+    is_narrow = each.network.startswith("narrow")
     shape = narrow(each.limit) if is_narrow else (HIDDEN, INNER)
     model = llama(*shape, biases=each.network == BIASED)
     switch = switching(each, model, data[:TRAINED])
@@ -143,7 +143,9 @@ def switching(each: Run, model: nn.Module, data: Tensor) -> Switch | None:
         NARROW_ROTATED: partial(compress, asked=in_all),
         ROTATED: partial(compress, asked=in_all),
         UNCENTRED[PCN]: partial(compress, asked=plainly),
-        UNCENTRED[ROTATED]: partial(compress, asked=replace(in_all, centred=False)),
+        **dict.fromkeys(
+            (UNCENTRED[ROTATED], UNCENTRED[NARROW_ROTATED]), partial(compress, asked=replace(in_all, centred=False))
+        ),
         LOW_RANK: partial(low_rank, limit=each.limit),
         LOW_RANK_STORED: partial(low_rank, limit=each.limit),
     }
