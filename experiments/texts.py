@@ -15,7 +15,7 @@ STEPS, SWITCH, BATCH, LENGTH = 900, 150, 16, 64
 BATCHES_SEEN = 60  # of what was held out
 TRAINED, HELD_OUT = 3_800_000, 200_000  # bytes
 
-Switch = Callable[[Optimizer, torch.Generator], None]
+Switch = Callable[[Sequence[Optimizer], torch.Generator], None]
 MakeOptimizers = Callable[[nn.Module, float], Sequence[Optimizer]]
 
 
@@ -46,7 +46,7 @@ def train(
     schedules = [cycle(each) for each in optimizers]
     for step in range(STEPS):
         if step == SWITCH and switch is not None:
-            switch(optimizers[0], drawn)
+            switch(optimizers, drawn)
         read = pieces(data, drawn)
         model.zero_grad()
         model(input_ids=read, labels=read).loss.backward()
