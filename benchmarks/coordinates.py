@@ -1,12 +1,13 @@
-"""What a step costs of a network in all of its principal coordinates, beside the same network as it was.
+"""What a step costs of a network in all of its principal coordinates, and of one by Muon, beside it as it was.
 
     python benchmarks/coordinates.py                # a CPU with nothing else to do, or a GPU: a few minutes
     python benchmarks/coordinates.py --table
 
 The Llamas of small_llama.py, wide and narrow, are rewritten in all of their sized coordinates. They run as rewritten,
 with two products in every layer, and with each layer in the form that is fastest here, mostly with the basis multiplied
-out once a step, which is the less the more positions a batch has. Steps are forward, backward and AdamW, in fp32. The
-three take turns, so that other work on the machine is shared by all; a number is the median of its turns.
+out once a step, which is the less the more positions a batch has. Steps are forward, backward and AdamW, in fp32; as it
+was it is trained by Muon too. All take turns, so that other work on the machine is shared; a number is the median of
+its turns.
 Results: benchmarks/results/coordinates.json
 """
 
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from peers import RESULTS  # which finds the experiments' modules as well
 
@@ -31,12 +33,12 @@ import small_llama
 from markdown_tables import markdown
 from pcn.fusion import fastest_forms, fuse_
 from records import Record, Records, commit_at_start
-from texts import LENGTH
+from texts import LENGTH, adamw
 
 BATCHES = (16, 64)  # pieces of the text; the first is what small_llama.py trains with
 TURNS = 15
 IN_ALL = pcn.PCNConfig(rank=1.0, skip_larger=False, sized_for="adam", centred=False)
-WAYS = ("plain", "factored", "fastest")
+WAYS = ("plain", "factored", "fastest", "muon")
 
 
 def shapes() -> dict[str, tuple[int, int]]:
@@ -52,12 +54,13 @@ def measure(name: str, batch: int, turns: int, device: torch.device) -> Record:
     torch.manual_seed(0)
     read = torch.randint(256, (batch, LENGTH)).to(device)
     models = {way: small_llama.llama(hidden, inner).to(device) for way in WAYS}
-    for way in WAYS[1:]:
+    for way in ("factored", "fastest"):
         pcn.compress_(models[way], [{"input_ids": read}], IN_ALL)
     example = {"input_ids": read}
     forms = fastest_forms(models["fastest"], example)
     fuse_(models["fastest"], example, forms=forms)
-    steps = {way: step(model, read) for way, model in models.items()}
+    makers = dict.fromkeys(WAYS, adamw) | {"muon": small_llama.muon}
+    steps = {way: step(model, makers[way](model, 1e-3), read) for way, model in models.items()}
     taken: dict[str, list[float]] = {way: [] for way in WAYS}
     for turn in range(-2, turns):  # the first two warm up
         for way in WAYS:
@@ -75,13 +78,12 @@ def measure(name: str, batch: int, turns: int, device: torch.device) -> Record:
     }
 
 
-def step(model: nn.Module, read: Tensor) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
+def step(model: nn.Module, optimizers: Sequence[Optimizer], read: Tensor) -> Callable[[], None]:
     def one() -> None:
-        optimizer.zero_grad()
+        model.zero_grad()
         model(input_ids=read, labels=read).loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
 
     return one
 
@@ -95,7 +97,8 @@ def timed(one: Callable[[], None], device: torch.device) -> float:
 
 
 def table(records: Sequence[Record]) -> str:
-    head = ["network", "positions in a batch", "as it was, ms", "in coordinates, ms", "in the fastest forms, ms"]
+    head = ["network", "positions in a batch", "as it was, ms"]
+    head += ["in coordinates, ms", "in the fastest forms, ms", "as it was, by Muon, ms"]
     rows = []
     for record in records:
         plain, *others = (record[f"{way}_ms"] for way in WAYS)
