@@ -10,8 +10,9 @@ SVD after 150 steps, all but the last layer's, to the same share of the full ran
 Adam give by themselves is shown by a narrow Llama, and the wide one, that are rewritten in all of them; that gives
 layers biases, which a narrow Llama with such, from scratch, stands beside. Where inputs are not centred no layer gains
 a bias, and folding gives the Llama back as it was. A budget that is two-sided chooses for every layer whether inputs or
-outputs get a basis. Each has the best of the learning rates, by the loss of a seed of its own on held-out bytes; other
-bytes are the test.
+outputs get a basis. The wide Llama, the narrow one and the PCN are trained by Muon, too, whose steps suit by other
+means. Each has the best of the learning rates, by the loss of a seed of its own on held-out bytes; other bytes are the
+test.
 Results: benchmarks/results/small_llama.json
 """
 
@@ -40,12 +41,12 @@ from pcn.costs.count import count, flops_per_sample
 from peers.factors import all_layers, factorise_
 from peers.svd import full_rank, ranks_for
 from records import Record, Records, commit_at_start
-from texts import HELD_OUT, LENGTH, TRAINED, Switch, loss_on, pieces, read_bytes, train
+from texts import HELD_OUT, LENGTH, TRAINED, Switch, adamw, loss_on, pieces, read_bytes, train
 
 HIDDEN, INNER = 192, 512
 HEADS, LAYERS = 4, 2
 SHARE = 0.4  # of the parameters, that the PCN trains
-RATES = (3e-4, 1e-3, 3e-3)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 CALIBRATION = 16  # batches
 TEXT = TRAINED + 2 * HELD_OUT  # to train on, for validation, and the test
 PARENT, PCN = "wide", "PCN within a budget"
@@ -56,11 +57,13 @@ NARROW_ROTATED, ROTATED = (
     "narrow, as many trained, in sized principal coordinates",
     "wide, in sized principal coordinates",
 )
-UNCENTRED = {name: f"{name}, not centred" for name in (PCN, ROTATED)}
+UNCENTRED = {name: f"{name}, not centred" for name in (PCN, ROTATED, NARROW_ROTATED)}
 AS_STORED = (NARROW_STORED, LOW_RANK_STORED)  # as large as the PCN of the grid at its best rate
 EITHER_SIDE = "PCN within a budget, on either side"
 BESIDE = (PARENT, PCN, NARROW, BIASED, NARROW_ROTATED, NARROW_STORED, LOW_RANK, LOW_RANK_STORED, ROTATED)
-NETWORKS = (*BESIDE, *UNCENTRED.values(), EITHER_SIDE)
+BY_MUON = {name: f"{name}, by Muon" for name in (NARROW, PARENT, PCN)}
+NETWORKS = (*BESIDE, *UNCENTRED.values(), EITHER_SIDE, *BY_MUON.values())
+MUONS_RATES = (*RATES, 3e-2)  # its steps are as large as AdamW's, and it is best at larger ones
 
 
 def llama(hidden: int = HIDDEN, inner: int = INNER, *, biases: bool = False) -> nn.Module:
@@ -99,11 +102,12 @@ class Run:
 def run(each: Run) -> Record:
     data = bytes_of(each.text)
     torch.manual_seed(each.seed)
-    is_narrow = each.network in (NARROW, BIASED, NARROW_STORED, NARROW_ROTATED)
+    is_narrow = each.network.startswith("narrow")
     shape = narrow(each.limit) if is_narrow else (HIDDEN, INNER)
     model = llama(*shape, biases=each.network == BIASED)
     switch = switching(each, model, data[:TRAINED])
-    train(model, each.rate, data[:TRAINED], torch.Generator().manual_seed(each.seed), switch)
+    drawn, make = torch.Generator().manual_seed(each.seed), muon if each.network in BY_MUON.values() else adamw
+    train(model, each.rate, data[:TRAINED], drawn, switch, make)
     cost = count(model)
     return {
         "network": each.network,
@@ -123,6 +127,14 @@ def bytes_of(text: Path) -> Tensor:
     return read_bytes(text, TEXT)
 
 
+def muon(model: nn.Module, rate: float) -> list[Optimizer]:
+    """Muon for the matrices of the layers, with steps as large as AdamW's, and AdamW for all else, as is usual."""
+    own = {id(layer.weight) for _, layer in all_layers(model)[:-1]}
+    inner, other = ([p for p in model.parameters() if (id(p) in own) == is_own] for is_own in (True, False))
+    steps = torch.optim.Muon(inner, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    return [steps, torch.optim.AdamW(other, lr=rate)]
+
+
 def switching(each: Run, model: nn.Module, data: Tensor) -> Switch | None:
     """What happens to the network in the middle of training, if anything."""
     in_all = pcn.PCNConfig(rank=1.0, skip_larger=False, sized_for="adam")
@@ -132,8 +144,11 @@ def switching(each: Run, model: nn.Module, data: Tensor) -> Switch | None:
         EITHER_SIDE: partial(compress, asked=pcn.Budget(params=each.limit, two_sided=True)),
         NARROW_ROTATED: partial(compress, asked=in_all),
         ROTATED: partial(compress, asked=in_all),
+        BY_MUON[PCN]: partial(compress, asked=pcn.Budget(params=each.limit)),
         UNCENTRED[PCN]: partial(compress, asked=plainly),
-        UNCENTRED[ROTATED]: partial(compress, asked=replace(in_all, centred=False)),
+        **dict.fromkeys(
+            (UNCENTRED[ROTATED], UNCENTRED[NARROW_ROTATED]), partial(compress, asked=replace(in_all, centred=False))
+        ),
         LOW_RANK: partial(low_rank, limit=each.limit),
         LOW_RANK_STORED: partial(low_rank, limit=each.limit),
     }
@@ -142,18 +157,23 @@ def switching(each: Run, model: nn.Module, data: Tensor) -> Switch | None:
 
 
 def compress(
-    model: nn.Module, data: Tensor, optimizer: Optimizer, _: torch.Generator, *, asked: pcn.Budget | pcn.PCNConfig
+    model: nn.Module,
+    data: Tensor,
+    optimizers: Sequence[Optimizer],
+    _: torch.Generator,
+    *,
+    asked: pcn.Budget | pcn.PCNConfig,
 ) -> None:
     drawn = torch.Generator().manual_seed(GRID_SEED)  # of its own: every network reads the same pieces in training
     batches = [{"input_ids": pieces(data, drawn)} for _ in range(CALIBRATION)]
-    pcn.compress_(model, batches, asked, optimizer=optimizer)
+    pcn.compress_(model, batches, asked, optimizer=optimizers)
 
 
-def low_rank(model: nn.Module, _: Tensor, optimizer: Optimizer, __: torch.Generator, *, limit: int) -> None:
+def low_rank(model: nn.Module, _: Tensor, optimizers: Sequence[Optimizer], __: torch.Generator, *, limit: int) -> None:
     """Factors in place of weights; the optimizer begins anew with them and keeps its state of everything else."""
     layers = dict(all_layers(model)[:-1])
     factorise_(model, ranks_for(model, layers, {name: float(full_rank(layers[name])) for name in layers}, limit))
-    there = set(model.parameters())
+    there, (optimizer,) = set(model.parameters()), optimizers
     for gone in [parameter for parameter in optimizer.state if parameter not in there]:
         del optimizer.state[gone]
     optimizer.param_groups[0]["params"] = list(model.parameters())
@@ -172,7 +192,10 @@ def stages(records: Records, seeds: Sequence[int], text: Path) -> Iterator[list[
     trained = int(SHARE * parameters(HIDDEN, INNER))
     limits = dict.fromkeys(NETWORKS, trained)
     yield [
-        Run(name, GRID_SEED, rate, trained, text) for name, rate in product(NETWORKS, RATES) if name not in AS_STORED
+        Run(name, GRID_SEED, rate, trained, text)
+        for name in NETWORKS
+        for rate in rates_of(name)
+        if name not in AS_STORED
     ]
     limits |= dict.fromkeys(AS_STORED, stored(records.records))
     yield [Run(name, GRID_SEED, rate, limits[name], text) for name, rate in product(AS_STORED, RATES)]
@@ -195,7 +218,12 @@ def done(records: Records, record: Record) -> None:
 
 def best(records: Sequence[Record], name: str) -> float:
     """The rate with the lowest loss on the held-out bytes."""
-    return best_rate(records, name, RATES, "validation_loss", best=min)
+    return best_rate(records, name, rates_of(name), "validation_loss", best=min)
+
+
+def rates_of(name: str) -> tuple[float, ...]:
+    """The grid of a network."""
+    return MUONS_RATES if name in BY_MUON.values() else RATES
 
 
 def table(records: Sequence[Record]) -> str:

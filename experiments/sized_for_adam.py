@@ -112,10 +112,10 @@ def text(arm: Arm, seed: int, data: Tensor) -> Record:
     torch.manual_seed(seed)
     model, seen = language_model(), data[:TRAINED]
 
-    def switch(optimizer: Optimizer, drawn: torch.Generator) -> None:
+    def switch(optimizers: Sequence[Optimizer], drawn: torch.Generator) -> None:
         batches = [{"input_ids": pieces(seen, drawn)} for _ in range(16)]
         budget = pcn.Budget(params=share, config=pcn.PCNConfig(sized_for=stepper))  # type: ignore[arg-type]
-        pcn.compress_(model, batches, budget, optimizer=optimizer)
+        pcn.compress_(model, batches, budget, optimizer=optimizers)
 
     train(model, rate, seen, torch.Generator().manual_seed(seed), None if share is None else switch)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,8 @@ STEPS, SWITCH, BATCH, LENGTH = 900, 150, 16, 64
 BATCHES_SEEN = 60  # of what was held out
 TRAINED, HELD_OUT = 3_800_000, 200_000  # bytes
 
-Switch = Callable[[Optimizer, torch.Generator], None]
+Switch = Callable[[Sequence[Optimizer], torch.Generator], None]
+MakeOptimizers = Callable[[nn.Module, float], Sequence[Optimizer]]
 
 
 def read_bytes(path: Path, least: int) -> Tensor:
@@ -26,19 +28,31 @@ def read_bytes(path: Path, least: int) -> Tensor:
     return torch.frombuffer(bytearray(found), dtype=torch.uint8)
 
 
-def train(model: nn.Module, rate: float, data: Tensor, drawn: torch.Generator, switch: Switch | None = None) -> None:
-    """Train by AdamW and one cycle of the rate; ``switch`` is called before one step, to make the model smaller."""
-    optimizer = AdamW(model.parameters(), lr=rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=STEPS, pct_start=0.05)
+def adamw(model: nn.Module, rate: float) -> list[Optimizer]:
+    return [AdamW(model.parameters(), lr=rate)]
+
+
+def train(
+    model: nn.Module,
+    rate: float,
+    data: Tensor,
+    drawn: torch.Generator,
+    switch: Switch | None = None,
+    make_optimizers: MakeOptimizers = adamw,
+) -> None:
+    """Train with one cycle of the rate; ``switch`` is called before one step, to make the model smaller."""
+    optimizers = make_optimizers(model, rate)
+    cycle = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=rate, total_steps=STEPS, pct_start=0.05)
+    schedules = [cycle(each) for each in optimizers]
     for step in range(STEPS):
         if step == SWITCH and switch is not None:
-            switch(optimizer, drawn)
+            switch(optimizers, drawn)
         read = pieces(data, drawn)
-        optimizer.zero_grad()
+        model.zero_grad()
         model(input_ids=read, labels=read).loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        for each in (*optimizers, *schedules):
+            each.step()
 
 
 def pieces(data: Tensor, drawn: torch.Generator) -> Tensor:
