@@ -14,8 +14,8 @@ def test_every_run_is_there_once_at_the_best_rate_of_the_grid_and_meets_its_size
     import small_llama
 
     records = json.loads((small_llama.RESULTS / "small_llama.json").read_text())["records"]
-    networks, rates = small_llama.NETWORKS, small_llama.RATES
-    grid = [(name, small_llama.GRID_SEED, rate) for name in networks for rate in rates]
+    networks = small_llama.NETWORKS
+    grid = [(name, small_llama.GRID_SEED, rate) for name in networks for rate in small_llama.rates_of(name)]
     seeds = [(name, seed, small_llama.best(records, name)) for name in networks for seed in range(3)]
     found = [(record["network"], record["seed"], record["learning_rate"]) for record in records]
     assert sorted(found) == sorted(grid + seeds)
@@ -25,7 +25,8 @@ def test_every_run_is_there_once_at_the_best_rate_of_the_grid_and_meets_its_size
         if name in small_llama.AS_STORED:
             assert 0.98 * small_llama.stored(records) < stored <= small_llama.stored(records)
             continue
-        wide = small_llama.PARENT, small_llama.ROTATED, small_llama.UNCENTRED[small_llama.ROTATED]
+        wide = [small_llama.PARENT, small_llama.ROTATED, small_llama.UNCENTRED[small_llama.ROTATED]]
+        wide.append(small_llama.BY_MUON[small_llama.PARENT])
         asked = whole if name in wide else small_llama.SHARE * whole
         biased = small_llama.ROTATED, small_llama.NARROW_ROTATED, small_llama.BIASED
         biases = 0.02 * asked if name in biased else 0
@@ -52,7 +53,8 @@ def test_the_grid_comes_first_and_what_is_there_is_not_run_again(
     monkeypatch.setattr(
         small_llama, "llama", lambda hidden=64, inner=256, *, make=small_llama.llama, **how: make(hidden, inner, **how)
     )
-    monkeypatch.setattr(small_llama, "RATES", (3e-3,))
+    for name in ("RATES", "MUONS_RATES"):
+        monkeypatch.setattr(small_llama, name, (3e-3,))
     monkeypatch.setattr(small_llama, "TEXT", 3_000)
     monkeypatch.setattr(texts, "STEPS", 6)
     monkeypatch.setattr(texts, "SWITCH", 3)
