@@ -79,7 +79,7 @@ def said_on(page: str) -> str:
 PAGES = {
     "wide_dense": "comparison.md",
     "small_llama": "comparison.md",
-    "coordinates": "comparison.md",
+    "coordinate_steps": "comparison.md",
     "rewriting_trials": "trials.md",
     "sized_for_adam": "planner.md",
     "mnist_worths": "trials.md",
@@ -352,9 +352,9 @@ def test_the_small_llamas_end_as_far_apart_as_is_said() -> None:
 
 
 def test_a_step_in_all_coordinates_takes_as_long_as_is_said() -> None:
-    import coordinates
+    import coordinate_steps
 
-    records = json.loads((coordinates.RESULTS / "coordinates.json").read_text())["records"]
+    records = json.loads((coordinate_steps.RESULTS / "coordinate_steps.json").read_text())["records"]
     shares = [record["fastest_ms"] / record["plain_ms"] for record in records]
     said = f"for between {min(shares):.2f} and {max(shares):.2f} of a step's time"
     assert said in said_on("README.md")

@@ -39,7 +39,7 @@ class Budget:
     step_ms: Limit = None
     memory_mib: Limit = None
     stored: Limit = None
-    step: int = 8  # ranks are handed out in steps of this, and channels kept, which also suits the hardware
+    step: int = 8  # ranks are handed out in steps of this, and channels kept, which suits matrix products
     floor: float = 0.0  # share of its directions that every layer keeps at least
     worth: Worth | None = None  # what the directions of a layer are worth; None: what suits the limits
     two_sided: bool = False  # choose for each layer on which side it gets a basis, inputs or outputs, or on both

@@ -52,8 +52,10 @@ class Steps:
         free = [layer for layer in layers if not budget.config.fixes(layer.name)]
         narrow = [layer.name for layer in free if is_narrow(layer, budget)]
         given = {"Budget(step=1)": budget.step, "PCNConfig(multiple_of=1)": budget.config.multiple_of}
-        bare = [replace(layer, keep_dropped=False) for layer in layers]
-        freed = added(others, least((lowest(layer, budget, prices) for layer in bare), prices.units))
+        freed = None
+        if budget.config.keep_dropped:
+            bare = [replace(layer, keep_dropped=False) for layer in layers]
+            freed = _counted(added(others, least((lowest(layer, budget, prices) for layer in bare), prices.units)))
         return cls(
             budget.rank_step,
             " and ".join(ask for ask, size in given.items() if size > 1),
@@ -62,7 +64,7 @@ class Steps:
             budget.drop_channels,
             budget.floor,
             0 < len(narrow) == len(free),
-            _counted(freed) if budget.config.keep_dropped else None,
+            freed,
         )
 
     def advice(self, least: Costs, now: Costs) -> str:

@@ -1,14 +1,14 @@
 """What a step costs of a network in all of its principal coordinates, and of one by Muon, beside it as it was.
 
-    python benchmarks/coordinates.py                # a CPU with nothing else to do, or a GPU: a few minutes
-    python benchmarks/coordinates.py --table
+    python benchmarks/coordinate_steps.py                # a CPU with nothing else to do, or a GPU: a few minutes
+    python benchmarks/coordinate_steps.py --table
 
 The Llamas of small_llama.py, wide and narrow, are rewritten in all of their sized coordinates. They run as rewritten,
 with two products in every layer, and with each layer in the form that is fastest here, mostly with the basis multiplied
 out once a step, which is the less the more positions a batch has. Steps are forward, backward and AdamW, in fp32; as it
 was it is trained by Muon too. All take turns, so that other work on the machine is shared; a number is the median of
 its turns.
-Results: benchmarks/results/coordinates.json
+Results: benchmarks/results/coordinate_steps.json
 """
 
 from __future__ import annotations
@@ -72,10 +72,14 @@ def measure(name: str, batch: int, turns: int, device: torch.device) -> Record:
         "positions": batch * LENGTH,
         **{f"{way}_ms": round(1000 * statistics.median(taken[way]), 2) for way in WAYS},
         "forms": dict(Counter(forms.values())),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "device": named(device),
         "threads": torch.get_num_threads(),
         "commit": commit_at_start(),
     }
+
+
+def named(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def step(model: nn.Module, optimizers: Sequence[Optimizer], read: Tensor) -> Callable[[], None]:
@@ -113,12 +117,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=TURNS, metavar="N")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--table", action="store_true", help="print what is there")
-    parser.add_argument("--results", type=Path, default=RESULTS / "coordinates.json")
+    parser.add_argument("--results", type=Path, default=RESULTS / "coordinate_steps.json")
     options = parser.parse_args()
     records = Records(options.results)
     if not options.table:
         for name, batch in product(shapes(), options.batches):
-            if not records.has(network=name, batch=batch):
+            if not records.has(network=name, batch=batch, device=named(options.device)):
                 records.add(measure(name, batch, options.turns, options.device))
     print(table(records.records))
 
