@@ -351,6 +351,22 @@ def test_the_small_llamas_end_as_far_apart_as_is_said() -> None:
     assert f"ends {either} above the PCN and {above_narrow} above the narrower Llama" in page
 
 
+def test_compiling_gains_as_little_on_a_cpu_as_performance_says() -> None:
+    from peers.results import RESULTS
+
+    found = json.loads((RESULTS / "step_time_cpu.json").read_text())["ways"]
+    ms = {(each["network"], each["role"], each["way"]): each["ms"] for each in found}
+    more = {key[:2]: 100 * (ms[(*key[:2], "whole")] / ms[key] - 1) for key in ms if key[2] == "eager"}
+    slower = [each for (_, role), each in more.items() if role in ("parent", "narrow")]
+    faster = [-each for (_, role), each in more.items() if role == "pcn" and each < 0]
+    gaining = [name for (name, role), each in more.items() if role == "pcn" and each < 0]
+    assert min(slower) > 0
+    assert sorted(gaining) == ["wide_mlp-pcn", "wide_resnet20-pcn1", "wide_resnet20-pcn2"]
+    page = said_on("docs/performance.md")
+    assert f"narrow networks are slower by it, by {min(slower):.0f} to {max(slower):.0f}%, and" in page
+    assert f"and the wide MLP's PCN faster by {min(faster):.0f} to {max(faster):.0f}%." in page
+
+
 def test_a_step_in_all_coordinates_takes_as_long_as_is_said() -> None:
     import coordinate_steps
 
